@@ -7,7 +7,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check --no-input
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-all test-unit test-slurm test-newest test-oldest check format unit bench zoo gpu gpu-wheels house system-packages clean
+.PHONY: help demo test test-all test-beside test-unit test-slurm test-newest test-oldest check format unit bench zoo gpu gpu-wheels house system-packages clean
 
 help:
 	@echo "make demo    install into $(VENV), then train through a kill and a notice and prove it"
@@ -69,24 +69,27 @@ system-packages: | $(VENV)/bin/python
 
 # Tests run side by side, but those that are marked "alone": they are judged by what is saved within
 # milliseconds, or look at the whole machine. Those of Slurm mostly wait for its clock, and have all
-# of the unit tests' time for that; what they say comes behind it. Of those that run real processes,
-# up to five that failed are run once more, alone. PYTEST_ARGS may choose tests that not all have.
-# What pytest has compiled is kept, even where Python was told to keep nothing: each process would
-# compile all of it again.
+# of the other tests' time for that; what they say comes behind it. Real processes wait for each
+# other half of their time, so there are more of these tests at once than cores. Of those that run
+# real processes, up to five that failed are run once more, alone. PYTEST_ARGS may choose tests that
+# not all have. What pytest has compiled is kept, even where Python was told to keep nothing: each
+# process would compile all of it again.
 TEST_PROCESSES ?= 2
-REAL_PROCESSES ?= 3
+REAL_PROCESSES ?= 4
 REAL := $(BIN)/python tests/second_chance.py
 UNIT := $(BIN)/python -m pytest tests/unit -n $(TEST_PROCESSES) --dist loadfile
 CHOSEN := $(if $(strip $(PYTEST_ARGS)),|| [ $$? -eq 5 ])
-test test-all test-unit test-slurm unit check: export PYTHONDONTWRITEBYTECODE =
+test test-all test-beside test-unit test-slurm unit check: export PYTHONDONTWRITEBYTECODE =
 test:
 	+$(MAKE) --no-print-directory -j 2 $(VENV)/.installed-test system-packages
-	+$(MAKE) --no-print-directory -j 2 test-unit test-slurm
+	+$(MAKE) --no-print-directory -j 2 test-beside test-slurm
 	$(REAL) tests/real -m alone -n 0 $(PYTEST_ARGS) $(CHOSEN)
-	$(REAL) tests/real -m "not alone" --ignore tests/real/slurm -n $(REAL_PROCESSES) --dist worksteal $(PYTEST_ARGS) $(CHOSEN)
 
 test-all: export OUTLAST_TEST_ALL = 1
 test-all: test
+
+test-beside: test-unit
+	$(REAL) tests/real -m "not alone" --ignore tests/real/slurm -n $(REAL_PROCESSES) --dist worksteal $(PYTEST_ARGS) $(CHOSEN)
 
 test-unit:
 	$(UNIT) $(PYTEST_ARGS) $(CHOSEN)

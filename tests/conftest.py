@@ -1,12 +1,13 @@
 """What holds for every test: the process that runs them is left as it was found."""
 
 import gc
+import os
 import signal
 
 import pytest
 from hypothesis import settings
 
-from thorough import examples
+from thorough import SEED, examples
 
 # A loaded machine takes longer for an example than any limit that would find a slow one.
 settings.register_profile("outlast", examples(100), deadline=None)
@@ -33,3 +34,20 @@ def _signals_as_found():
     yield
     for number, handler in before.items():
         signal.signal(number, handler)
+
+
+@pytest.fixture(autouse=True)
+def _environment_as_found():
+    """What runs here in a test sets variables for its children; the next test's session reads them.
+
+    One is OUTLAST_FORMED: with it a session takes its attempt from a job that is long over.
+    """
+    before = _ours()
+    yield
+    for name in _ours().keys() | before.keys():
+        os.environ.pop(name, None)
+    os.environ.update(before)
+
+
+def _ours():
+    return {n: v for n, v in os.environ.items() if n.startswith("OUTLAST_") and n != SEED}

@@ -19,6 +19,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 import uuid
 from pathlib import Path
@@ -37,6 +38,7 @@ SCRIPTS = Path(__file__).parent / "scripts"
 TRAIN = SCRIPTS / "train.py"
 LIMIT_S = 120.0
 POLL_S = 0.003
+COSTS, SELDOM_S = 3, 0.2  # a look that takes long is paid for with so many times of waiting
 TAG = "REAL_TEST_TAG"  # marks whatever our processes start: found by it, and ended
 _DROPPED = ("OUTLAST_", "PET_", "TORCHELASTIC_", "TORCH_NCCL", "GROUP_")
 _DROPPED_NAMES = {
@@ -57,8 +59,11 @@ _warm.set_forkserver_preload(
 )
 
 
-def until(condition, what, *, running=None, limit_s=LIMIT_S):
-    """Wait for ``condition`` and return what it gave; fails after a deadline, never before."""
+def until(condition, what, *, running=None, limit_s=LIMIT_S, every_s=POLL_S):
+    """Wait for ``condition`` and return what it gave; fails after a deadline, never before.
+
+    It is asked every ``every_s``, or less often where to ask takes long.
+    """
     deadline = time.monotonic() + limit_s
     while True:
         began_s = time.monotonic()
@@ -70,7 +75,7 @@ def until(condition, what, *, running=None, limit_s=LIMIT_S):
             f"not within {limit_s:.0f} s: {what}\n{running.text if running else ''}"
         )
         # What is waited for needs the cores too.
-        time.sleep(max(POLL_S, time.monotonic() - began_s))
+        time.sleep(max(every_s, min(COSTS * (time.monotonic() - began_s), SELDOM_S)))
 
 
 class Started:
@@ -388,11 +393,13 @@ class Job:
 
     def audit(self):
         """What the newest checkpoint proves of the samples."""
-        command = [sys.executable, "-m", "outlast", "checkpoints", "show", "--samples", "--json"]
-        shown = subprocess.run(
-            [*command, self.directory], capture_output=True, text=True, check=False
-        )
-        return json.loads(shown.stdout)
+        with tempfile.TemporaryDirectory() as place:
+            floor = Floor(Path(place))
+            command = ("checkpoints", "show", "--samples", "--json", self.directory)
+            shown = floor.outlast(*command)
+            shown.wait()
+            floor.close()
+            return json.loads(shown.out)
 
     def lines(self, rank=0):
         """What the script of ``rank`` recorded: {pid, step, ids} for each step begun."""

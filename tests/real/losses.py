@@ -21,9 +21,9 @@ def start(script, floor, place, *options, workers=WORKERS, steps=STEPS, env=None
     return job, running
 
 
-def run(script, floor, place, kind, *deaths, **options):
-    """The same, to its end."""
-    asked = [part for death in deaths for part in ("--die", death)]
+def run(script, floor, place, kind, *deaths, pause=0.0, **options):
+    """The same, to its end; ``pause`` are seconds wherever it could die."""
+    asked = ["--pause", pause, *(part for death in deaths for part in ("--die", death))]
     job, running = start(script, floor, place, kind, *asked, **options)
     assert running.wait() == 0, running.text
     return job, running
@@ -58,10 +58,7 @@ def compare(job, undisturbed):
 
 
 @functools.cache
-def undisturbed(script, kind, **options):
+def undisturbed(script, kind, steps=STEPS, **options):
     """The ends of a job that nothing happens to, which is run once for all tests of a process."""
     with tempfile.TemporaryDirectory() as place:
-        floor = Floor(Path(place))
-        job, _ = run(script, floor, Path(place, "job"), kind, **options)
-        floor.close()
-        return ends(job)
+        return ends(by_ranks(script, Path(place), steps, kind, **options))

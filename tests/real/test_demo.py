@@ -8,13 +8,17 @@ from pathlib import Path
 
 import pytest
 
+from outlast.drill.demo import STEPS, STEPS_MIN
+from thorough import ALL
+
 SEEDS = [int(seed) for seed in os.environ.get("OUTLAST_TEST_DEMO_SEEDS", "1").split()]
 
 
 @pytest.mark.timeout(400)
 @pytest.mark.parametrize("seed", SEEDS)
 def test_the_proof_holds(seed: int, tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "outlast", "demo", "--seed", str(seed), "--json"]
+    asked = ["--seed", str(seed), "--steps", str(STEPS if ALL else STEPS_MIN), "--json"]
+    command = [sys.executable, "-m", "outlast", "demo", *asked]
     ended = subprocess.run(
         [*command, "--dir", str(tmp_path / "demo")], capture_output=True, timeout=380, check=False
     )

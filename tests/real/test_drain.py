@@ -20,7 +20,8 @@ PAUSE = ("--pause", "0.006")
 
 def undisturbed(floor, job, *arguments):
     calm = Job(job.directory.with_name("calm"), RANKS)
-    ranks = floor.ranks(RANKS, TRAIN, calm.records, *arguments, env=calm.env)
+    arguments = (calm.records, *arguments, "--every", "1000 steps")
+    ranks = floor.ranks(RANKS, TRAIN, *arguments, env=calm.env)
     assert [rank.wait() for rank in ranks] == [0] * RANKS, ranks[0].text
     return calm
 
@@ -96,14 +97,14 @@ def test_signals_that_do_not_stop_change_nothing(floor, tmp_path):
 
 def test_the_metadata_service_gives_notice_to_outlast_run(floor, rng, tmp_path):
     job = Job(tmp_path / "job", RANKS)
-    arguments = (STEPS, "--light", *PAUSE)
+    arguments = (120, "--light")
     with AwsMetadataServer() as server:
         env = {"OUTLAST_NOTICE_PLATFORM": "aws", "OUTLAST_NOTICE_BASE_URL": server.url}
 
         def start():
             return floor.outlast(
                 *("run", "--nproc-per-node", RANKS, "--dir", job.directory),
-                *(TRAIN, job.records, *arguments),
+                *(TRAIN, job.records, *arguments, "--pause", "0.05"),
                 env=env,
             )
 

@@ -11,6 +11,8 @@ import pytest
 import torch
 from floor import until
 
+from thorough import ALL
+
 ROOT = Path(__file__).parents[2]
 DRIVER = ROOT / "benchmarks" / "gpu.py"
 no_gpu = pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU here")
@@ -113,8 +115,16 @@ def test_what_is_missing_is_named_with_what_to_do(gpu, monkeypatch):
 
 
 def test_a_kill_and_a_hang_are_gone_on_from_with_the_same_bits():
+    """Those of one worker; of four, ``inprocess/`` shows it without a benchmark."""
+    few = ["--cases", "killed;hung"]
     found = subprocess.run(
-        [sys.executable, str(ROOT / "benchmarks" / "gpu_recovery.py"), "--device", "cpu"],
+        [
+            sys.executable,
+            str(ROOT / "benchmarks" / "gpu_recovery.py"),
+            "--device",
+            "cpu",
+            *few * (not ALL),
+        ],
         capture_output=True,
         text=True,
         timeout=280,
@@ -127,5 +137,5 @@ def test_a_kill_and_a_hang_are_gone_on_from_with_the_same_bits():
         for line in found.stdout.splitlines()
         if line.startswith(("| killed", "| hung", "| one of"))
     ]
-    assert len(rows) == 4
+    assert len(rows) == (4 if ALL else 2)
     assert all(row.endswith("| yes |") for row in rows), rows

@@ -11,6 +11,8 @@ from thorough import ALL
 
 SWEEP, RANKS = SCRIPTS / "sweep.py", SCRIPTS / "behind_ranks.py"
 WAYS = ("run", "python", "torchrun")
+# Under torchrun each start imports torch: a job that it is to find is begun in another way.
+FIRST = {} if ALL else {"torchrun": "python"}
 
 
 @pytest.fixture(autouse=True)
@@ -40,7 +42,7 @@ def our_lines(process):
 
 @pytest.mark.parametrize("way", WAYS)
 def test_other_arguments_are_refused_and_the_two_ways_on_work(floor, way):
-    assert trained(start(floor, way, SWEEP, "0.1")) == [1, 2, 3, 4, 5, 6]
+    assert trained(start(floor, FIRST.get(way, way), SWEEP, "0.1")) == [1, 2, 3, 4, 5, 6]
     other = start(floor, way, SWEEP, "0.5")
     (line,) = our_lines(other)
     assert "sweep.py was given 0.1 and is now given 0.5" in line
@@ -126,8 +128,8 @@ def test_no_secret_is_in_the_jobs_directory(floor, tmp_path):
     ],
 )
 def test_a_finished_job_is_finished(floor, way, where):
-    assert start(floor, way, SWEEP, "0.1", where).poll() == 0
-    for _ in range(2):
+    assert start(floor, FIRST.get(way, way), SWEEP, "0.1", where).poll() == 0
+    for _ in range(1 if way in FIRST else 2):
         again = start(floor, way, SWEEP, "0.1", where)
         assert again.poll() == 0, again.text
         assert "Traceback" not in again.err
@@ -201,7 +203,8 @@ def test_one_ranks_excuse_is_all_ranks(floor, way, who, where):
     assert err.count("another rank had no step left") == 1
 
 
-@pytest.mark.parametrize("way", ["run", "ranks", *(["torchrun"] if ALL else [])])
+# Under our agent it is tried once more, in two fresh interpreters; see above.
+@pytest.mark.parametrize("way", ["ranks", *(["run", "torchrun"] if ALL else [])])
 def test_one_ranks_mistake_is_no_excuse_for_another(floor, way):
     first = floor.outlast("run", "--nproc-per-node", 2, RANKS, 1)
     assert first.wait() == 0, first.text

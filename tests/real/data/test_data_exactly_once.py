@@ -28,8 +28,7 @@ def run(floor, job, workers, *options):
 
 
 def audit(floor, job, *flags, code=0):
-    command = ("checkpoints", "show", job.directory, *flags, "--json")
-    process = floor.cold(*command, program=str(OUTLAST))
+    process = floor.outlast("checkpoints", "show", job.directory, *flags, "--json")
     assert process.wait() == code, process.text
     return json.loads(process.out)
 

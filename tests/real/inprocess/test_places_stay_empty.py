@@ -23,6 +23,7 @@ SCRIPT = SCRIPTS / "inprocess.py"
 WORKERS, CALM_WORKERS = 4, 2
 KILLS = 200 if ALL else 6
 STEPS_A_KILL = 20
+STEPS = 6 * STEPS_A_KILL  # one job that nothing happens to is what most are compared with
 SIZES = [WORKERS - 1, WORKERS]
 CALM: dict[tuple, Job] = {}  # by number of steps, and options
 
@@ -102,10 +103,10 @@ def sizes(job):
 
 def test_the_others_train_on_until_the_place_is_taken(floor, tmp_path, calm):
     """The script's beginning takes two seconds; nobody waits for it."""
-    options = ("--pause", 0.02, "--beginning", 2.0, "--do", "1:20:forward:die")
-    job, running = start(floor, tmp_path, 240, *options)
+    options = ("--pause", 0.05, "--beginning", 2.0, "--do", "1:20:forward:die")
+    job, running = start(floor, tmp_path, STEPS, *options)
     assert running.wait() == 0, running.text
-    compare(job, calm(240), running)
+    compare(job, calm(STEPS), running)
     no_completed_step_was_made_again(job, running)
     assert sizes(job) == [WORKERS, *SIZES], running.text
     (lost,) = job.events("worker_lost")
@@ -123,17 +124,17 @@ def test_accumulated_gradients_are_made_again_by_fewer(floor, tmp_path, calm):
     batches, deaths = ("--batches", 4), ("1:22:forward", "0:23:reduced", "2:60:reduced")
     asked = [part for one in deaths for part in ("--do", f"{one}:die")]
     options = ("--pause", 0.02, "--beginning", 0.5, "--every", "10000 steps", *batches, *asked)
-    job, running = start(floor, tmp_path, 120, *options)
+    job, running = start(floor, tmp_path, 80, *options)
     assert running.wait() == 0, running.text
-    compare(job, calm(120, *batches), running)
+    compare(job, calm(80, *batches), running)
     resumed = job.events("resumed")[1:]
     assert all(event["source"].endswith("that survived") for event in resumed), running.text
     assert {event["step"] for event in resumed[:2]} <= {20, 24}, running.text
 
 
 def test_one_that_dies_while_it_stands_by_is_replaced(floor, tmp_path, calm):
-    options = ("--pause", 0.02, "--beginning", 1.0, "--do", "2:20:reduced:die")
-    job, running = start(floor, tmp_path, 240, *options)
+    options = ("--pause", 0.05, "--beginning", 1.0, "--do", "2:20:reduced:die")
+    job, running = start(floor, tmp_path, STEPS, *options)
     until(lambda: SIZES[0] in sizes(job), "the others train on", running=running)
     victim = until(
         lambda: next(
@@ -145,18 +146,18 @@ def test_one_that_dies_while_it_stands_by_is_replaced(floor, tmp_path, calm):
     )
     os.kill(victim, signal.SIGKILL)
     assert running.wait() == 0, running.text
-    compare(job, calm(240), running)
+    compare(job, calm(STEPS), running)
     no_completed_step_was_made_again(job, running)
     assert sizes(job)[-1] == WORKERS, running.text
     assert len(job.events("worker_lost")) == 2
 
 
 def test_a_job_that_ends_meanwhile_waits_for_nobody(floor, tmp_path, calm):
-    options = ("--beginning", 3.0, "--do", "0:20:backward:die")
+    options = ("--beginning", 8.0, "--do", "0:20:backward:die")
     job, running = start(floor, tmp_path, 60, *options)
     assert running.wait() == 0, running.text
     assert sizes(job) == [WORKERS, SIZES[0]], running.text
-    expected = {line["step"]: line["state"] for line in calm(60).lines(0)}
+    expected = {line["step"]: line["state"] for line in calm(STEPS).lines(0)}
     for (_, step), lines in made(job).items():
         assert {line["state"] for line in lines} == {expected[step]}
     ends = {place for place in range(WORKERS) if (job.records / f"final-{place}.json").exists()}

@@ -14,7 +14,7 @@ from thorough import some
 
 pytest.importorskip("outlast.launch.membership.node")
 ROLES = {"a member": -1, "the coordinator": 0}
-OUT_S = 15
+OUT_S, PATIENT_S = 12, 0.1  # nobody needs many steps while a machine is left out
 
 
 def kill_worker(job, host):
@@ -30,7 +30,7 @@ def left_out(job):
 @pytest.mark.parametrize("role", some(ROLES, 1))
 def test_a_machine_that_fails_twice_is_left_out_for_a_while(machines, tmp_path, role):
     env = {"OUTLAST_RESTART_FAILURES": "2", "OUTLAST_RESTART_LEAVE_OUT": f"{OUT_S} s"}
-    job = ElasticJob(machines(3), tmp_path, env)
+    job = ElasticJob(machines(3), tmp_path, env, pause_s=PATIENT_S)
     job.start(*job.hosts)
     job.until_trained(*job.hosts)
     sick = job.roles()[ROLES[role]]
@@ -55,7 +55,7 @@ def test_a_machine_that_fails_twice_is_left_out_for_a_while(machines, tmp_path, 
 def test_a_spare_takes_the_place_of_a_machine_and_its_owner_brings_it_back(machines, tmp_path):
     env = {"OUTLAST_RESTART_FAILURES": "1"}
     hosts = machines(3)
-    job = ElasticJob(hosts[:2], tmp_path, env)  # two at most
+    job = ElasticJob(hosts[:2], tmp_path, env, pause_s=PATIENT_S)  # two at most
     job.start(*hosts[:2])
     job.until_trained(*hosts[:2])
     job.hosts = hosts
@@ -73,7 +73,7 @@ def test_a_spare_takes_the_place_of_a_machine_and_its_owner_brings_it_back(machi
     before = job.attempts()[-1][0]
     job.start(sick, stays, num_most=2)
     until(lambda: "left out for another" in job.agents[sick.name].err, "a machine left out")
-    job.until_trained(stays, steps=20)
+    job.until_trained(stays, steps=10)
     assert job.on(sick, after_attempt=before) == []
     job.agents[sick.name].kill()
     job.start(sick, num_most=2, env={**env, "OUTLAST_RESTART_LET_IN": "true"})

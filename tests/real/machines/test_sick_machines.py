@@ -15,6 +15,7 @@ from sick_machines import SICK
 
 pytest.importorskip("outlast.launch.membership.node")
 NUM = 10
+OUT_S, PATIENT_S = 12, 0.1  # nobody needs many steps while a machine is left out
 HANG = "hang"  # in a collective, as with a network card that has died
 WAYS = {**SICK, HANG: ("", 0)}
 
@@ -73,8 +74,8 @@ def test_what_all_have_ends_the_job_with_the_reason(machines, tmp_path, how):
 
 
 def test_a_machine_that_cannot_end_its_worker_is_left_out_until_it_can(machines, tmp_path):
-    out_s = 20
-    job = ElasticJob(machines(3), tmp_path, {"OUTLAST_RESTART_LEAVE_OUT": f"{out_s} s"})
+    env = {"OUTLAST_RESTART_LEAVE_OUT": f"{OUT_S} s"}
+    job = ElasticJob(machines(3), tmp_path, env, pause_s=PATIENT_S)
     job.start(*job.hosts)
     job.until_trained(*job.hosts)
     _, hurt, bad = job.roles()

@@ -20,6 +20,7 @@ from floor import free_port, until
 SCRIPT = Path(__file__).with_name("train.sbatch")
 PROGRAMS = ("munged", "slurmctld", "slurmd", "sbatch", "srun", "scontrol", "scancel", "squeue")
 NODES = ("node1", "node2")
+ASK_S = 0.3  # between two questions, each of which is a process
 # Generous both: what leaves in order leaves at once, and nothing may depend on a busy machine.
 KILL_WAIT_S = 30
 GRACE_TIME_S = 60
@@ -92,6 +93,7 @@ class Slurm:
             lambda: self.ask("sinfo", "-h", "-N", "-p", "spot", "-o", "%T") == ["idle"] * 2,
             "two idle nodes",
             running=self._daemons[1],
+            every_s=ASK_S,
         )
 
     def ask(self, *command):
@@ -128,7 +130,7 @@ class Slurm:
                 assert ended_s[-1] - ended_s[0] < 10, f"{shown}\n{_text(out)}"
             return shown if now == state else None
 
-        return until(reached, f"job {job} is {state}")
+        return until(reached, f"job {job} is {state}", every_s=ASK_S)
 
     def again(self, job, out):
         """A requeued job would wait for two minutes: have it start now."""
@@ -142,7 +144,7 @@ class Slurm:
         """End every job at once; returns when nothing of them is left."""
         self._run(("scancel", "--user", getpass.getuser(), "--full", "--signal=KILL"))
         self._run(("scancel", "--user", getpass.getuser()))
-        until(lambda: not self.ask("squeue", "-h"), "no job is left")
+        until(lambda: not self.ask("squeue", "-h"), "no job is left", every_s=ASK_S)
 
     def close(self):
         """End the daemons."""

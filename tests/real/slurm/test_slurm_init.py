@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 from floor import SCRIPTS, TRAIN, Job, until
+from slurm_floor import ASK_S
 
 from outlast.cli.init import Slurm, Training
 from outlast.errors import Exit
@@ -90,7 +91,7 @@ def test_the_time_limit_is_heard_before_it_comes(slurm, submit, floor, tmp_path)
     number = submit(job, out, steps=steps, time="10", grace_s=30)
     until(lambda: job.begun() >= 5, "steps")
     slurm.tell("scontrol", "update", f"JobId={number}", "TimeLimit=1")
-    until(lambda: slurm.show(number)["Restarts"] == "1", "the requeue")
+    until(lambda: slurm.show(number)["Restarts"] == "1", "the requeue", every_s=ASK_S)
     (drained,) = job.events("drained")
     assert drained["committed"]
     assert job.events("notice")[0]["source"] == "SIGTERM"

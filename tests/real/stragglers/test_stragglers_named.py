@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 from floor import Job
 
+from thorough import ALL
+
 # Cores that others use make ranks slow, and they are named for it.
 pytestmark = pytest.mark.alone
 SCRIPT = Path(__file__).parent / "pace_script.py"
@@ -38,7 +40,9 @@ def named(job):
 
 
 @pytest.mark.parametrize(
-    ("kind", "factor"), [("compute", 1.2), ("compute", 4.0), ("loader", 1.5)], ids=str
+    ("kind", "factor"),
+    [("compute", 1.2), ("loader", 1.5), *([("compute", 4.0)] if ALL else [])],
+    ids=str,
 )
 def test_a_slow_rank_is_named_and_nobody_else(train, kind, factor):
     job, agent = train("--slow", 2, kind, factor, ONSET, 10_000)
