@@ -390,6 +390,11 @@ class EpochFeed(abc.ABC):
         else:
             self.close()
 
+    def begin_at(self, epoch: int) -> None:
+        """The first epoch to come is this one; nothing where one has begun."""
+        if not self._has_started:
+            self.epoch = self._next_epoch = epoch
+
     def leave_epoch(self) -> None:
         """What is left of this epoch is not handed out: the next batch is the next one's first."""
         iterator, self._iterator = self._iterator, None

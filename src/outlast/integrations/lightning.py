@@ -53,6 +53,7 @@ class LightningCallback(_pl.Callback):  # type: ignore[misc]
         self._stack = contextlib.ExitStack()
         self._driven: Driven | None = None
         self.session: Session | None = None
+        self._has_ended = False
 
     def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
         """The loops ask for what is theirs alone here."""
@@ -69,7 +70,7 @@ class LightningCallback(_pl.Callback):  # type: ignore[misc]
         """The loop is over: its end is committed."""
         if self._driven is not None:
             self._driven.end(is_complete=self._driven.is_used)
-            self._driven = None
+            self._driven, self._has_ended = None, True
         self._stack.close()
 
     on_fit_end = on_train_end  # where there was nothing to do
@@ -96,13 +97,10 @@ class LightningCallback(_pl.Callback):  # type: ignore[misc]
         step = trainer.fit_loop.epoch_loop.batch_progress.total.completed
         session = open_session(at_step=step, **self._options, **objects)
         self.session = self._stack.enter_context(session)
-        self._driven = Driven(session, loaders[0], self.counts())
+        self._driven = Driven(session, loaders[0], _LoopCounts(trainer))
+        self._stack.callback(self._driven.close)
         self._driven.begin()
         return [_FitBatches(loaders[0], self._driven, trainer)]
-
-    def counts(self) -> _LoopCounts:
-        """What the Trainer counts itself."""
-        return _LoopCounts(self._trainer)
 
     def _refuse(self, loaders: list[Any]) -> None:
         trainer = self._trainer
@@ -110,6 +108,11 @@ class LightningCallback(_pl.Callback):  # type: ignore[misc]
             raise ConfigError(
                 "LightningCallback keeps the place in one training dataloader, not in "
                 f"{len(loaders)}"
+            )
+        if self._has_ended:
+            raise ConfigError(
+                "this job has ended, and fit() was called again: give each call a callback and a "
+                "directory of its own, LightningCallback(dir=…)"
             )
         if self._driven is not None or trainer.reload_dataloaders_every_n_epochs:
             raise ConfigError(
@@ -196,12 +199,26 @@ class _FitLoop:
     """In front of the Trainer's fit loop."""
 
     outlast_callback: LightningCallback
+    trainer: Any
+    _is_driven = False
+
+    def run(self) -> None:
+        """Not for a tuner, which tries something in this loop and undoes it."""
+        kept: Any = super()
+        self._is_driven = self.outlast_callback in self.trainer.callbacks
+        if self._is_driven:
+            vars(self)["_combined_loader"] = None  # a tuner may have set one up
+        try:
+            kept.run()
+        finally:
+            self._is_driven = False
 
     def _load_combined_loader_states(self) -> None:
         kept: Any = super()
         kept._load_combined_loader_states()
         loaders: Any = vars(self)["_combined_loader"]
-        loaders.flattened = self.outlast_callback.drive(loaders.flattened)
+        if self._is_driven:
+            loaders.flattened = self.outlast_callback.drive(loaders.flattened)
 
 
 class _EpochLoop:

@@ -35,9 +35,8 @@ def newest_whole(directory: str) -> str | None:
     for one in found:
         why_not = broken(one)
         if not why_not:
-            say(f"a job without a checkpoint of its own goes on from the Trainer's {one}")
             return str(one)
-        say(f"{one} is not whole ({why_not}); going on from the newest one that is")
+        say(f"{one} is not whole ({why_not}): it is passed over")
     return None
 
 

@@ -12,13 +12,18 @@ import contextlib
 import dataclasses
 import time
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Any, Final
 
 from accelerate.data_loader import DataLoaderShard
 from accelerate.utils import send_to_device, synchronize_rng_states
 from transformers.trainer_callback import ExportableState, TrainerState
 
+from outlast import config
 from outlast.data import random_state
+from outlast.errors import ConfigError
+from outlast.ledger.narrator import say
+from outlast.script import excepthook
 from outlast.training.driven import Driven, open_session
 from outlast.training.session import Session
 
@@ -29,6 +34,8 @@ _LOSSES: Final = (
     *("_tr_loss", "_total_loss_scalar", "_globalstep_last_logged"),
     *("_initial_global_step", "_initial_num_input_tokens_seen"),
 )
+
+_ended: set[Path] = set()  # directories of jobs of this process
 
 
 class TrainerRun:
@@ -41,12 +48,14 @@ class TrainerRun:
 
     Attributes:
         references: maximum of steps, number of epochs, trial: as the Trainer has computed them.
+        is_in_loop: whether steps are being made.
         first: the epoch to go on in, and how many of its batches are behind that place.
         session: is there once :meth:`open` has returned.
     """
 
     session: Session
     _driven: Driven
+    _place: Path
 
     def __init__(
         self, trainer: Any, stack: contextlib.ExitStack, options: Mapping[str, Any]
@@ -60,18 +69,27 @@ class TrainerRun:
         self.first = (0, 0)
         self.is_in_loop = False
 
-    def open(self, loader: Any) -> TrainerBatches:
-        """Open the session over what the Trainer has made; what it is to iterate."""
+    def open(self, loader: Any, stock: str | None) -> TrainerBatches:
+        """Open the session over what the Trainer has made; what it is to iterate.
+
+        Args:
+            loader: the Trainer's own, prepared.
+            stock: the checkpoint of the Trainer's own that it has gone on from, or None.
+        """
         trainer = self._trainer
         objects = {"model": trainer.model, "scheduler": trainer.lr_scheduler}
         objects["optimizer"] = getattr(trainer.optimizer, "optimizer", trainer.optimizer)
         if getattr(trainer.accelerator, "scaler", None) is not None:
             objects["scaler"] = trainer.accelerator.scaler
-        session = open_session(at_step=trainer.state.global_step, **self._options, **objects)
+        given = {**self._options, "dir": self._directory(), **objects}
+        session = open_session(at_step=trainer.state.global_step, **given)
         self.session = self._stack.enter_context(session)
         inner = loader.base_dataloader if isinstance(loader, DataLoaderShard) else loader
         per_turn = trainer.args.gradient_accumulation_steps
         self._driven = Driven(self.session, inner, self, per_turn=per_turn)
+        self._stack.callback(self._driven.close)
+        if stock is not None and not self.session.resumed:
+            self._go_behind(loader, stock)
         self._driven.begin()
         self.is_in_loop = not self._driven.is_over
         if self.session.resumed:
@@ -81,9 +99,29 @@ class TrainerRun:
         self._last_step = trainer.state.global_step
         return TrainerBatches(loader, self)
 
-    def first_epoch(self, asked: int) -> int:
-        """The epoch to begin with; ``asked`` where the Trainer decides."""
-        return self.first[0] if self.session.resumed else asked
+    def _go_behind(self, loader: Any, stock: str) -> None:
+        """Go to where the Trainer's own checkpoint stands: what is saved from here on is that."""
+        say(f"going on from the Trainer's {stock}, at step {self._trainer.state.global_step}")
+        epoch, batches = self.first
+        if hasattr(loader, "set_epoch"):
+            loader.set_epoch(epoch)
+        self._driven.enter_epoch(epoch)
+        for _ in range(batches):
+            self._driven.batch()
+        self._trainer._load_rng_state(stock)
+
+    def _directory(self) -> Path:
+        place = Path(self._options.get("dir") or config.load({}).dir)
+        if (trial := self.references[2]) is not None:  # of a hyperparameter search
+            place /= Path(self._trainer._get_output_dir(trial)).name
+        if place.absolute() in _ended:
+            with excepthook.one_line_errors():
+                raise ConfigError(
+                    f"the job in {place} has ended, and train() was called again: give each call a "
+                    "directory of its own, OutlastCallback(dir=…)"
+                )
+        self._place = place.absolute()
+        return place
 
     def enter_epoch(self, epoch: int) -> bool:
         """An epoch begins; whether it is gone on in, in its midst."""
@@ -110,6 +148,7 @@ class TrainerRun:
         self.is_in_loop = False
         self._driven.end(is_complete=self._trainer.state.global_step != self._last_step)
         self._stack.close()
+        _ended.add(self._place)
         return self._before_s
 
     # --- what the Trainer counts ----------------------------------------------------------------
@@ -123,7 +162,9 @@ class TrainerRun:
             losses["_tr_loss"] = losses["_tr_loss"].detach().clone()
         return {
             "state": {key: value for key, value in state.items() if key not in _OF_THIS_PROCESS},
-            "callbacks": [one.state()["attributes"] for one in self._exportable()],
+            "callbacks": [
+                [type(one).__name__, one.state()["attributes"]] for one in self._exportable()
+            ],
             "losses": losses,
             "flos": trainer.current_flos,
             "seconds": self._before_s + time.monotonic() - self._began_s,
@@ -136,9 +177,14 @@ class TrainerRun:
         for name in known & state["state"].keys():
             setattr(trainer.state, name, state["state"][name])
         trainer.state.init_training_references(trainer, *self.references)
-        for one, attributes in zip(self._exportable(), state["callbacks"], strict=False):
-            for name, value in attributes.items():
-                setattr(one, name, value)
+        saved = [*state["callbacks"]]
+        for one in self._exportable():  # of several of a kind, in their order
+            kind = type(one).__name__
+            found = next((each for each in saved if each[0] == kind), None)
+            if found is not None:
+                saved.remove(found)
+                for name, value in found[1].items():
+                    setattr(one, name, value)
         trainer.current_flos = state["flos"]
         self._losses, self._before_s = state["losses"], float(state["seconds"])
 
@@ -163,17 +209,13 @@ class TrainerBatches:
 
     def __init__(self, loader: Any, run: TrainerRun) -> None:
         self._loader, self._run = loader, run
-        self._epoch = self._num_skipped = 0
+        self._epoch = 0
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._loader, name)
 
     def __len__(self) -> int:
         return len(self._loader)
-
-    def skip(self, num_batches: int) -> None:
-        """Leave these out: of a checkpoint of the Trainer's own. A session's stands behind them."""
-        self._num_skipped = 0 if self._run.session.resumed else num_batches
 
     def set_epoch(self, epoch: int) -> None:
         """TrainerBatches are those of this epoch from here on."""
@@ -188,9 +230,6 @@ class TrainerBatches:
             synchronize_rng_states(loader.rng_types, loader.synchronized_generator)
         device = getattr(loader, "device", None)
         with contextlib.suppress(StopIteration):
-            while self._num_skipped:
-                self._num_skipped -= 1
-                self._run.batch()
             while True:
                 batch = self._run.batch()
                 yield batch if device is None else send_to_device(batch, device)

@@ -38,6 +38,7 @@ from transformers import trainer as trainer_module
 from outlast.errors import ConfigError
 from outlast.integrations.trainer_checkpoints import newest_whole
 from outlast.integrations.trainer_run import TrainerBatches, TrainerRun
+from outlast.ledger.narrator import say
 from outlast.script import excepthook
 
 _WANTED: Final = (
@@ -124,8 +125,9 @@ class _DrivenTrainer:
     ) -> tuple[Any, int]:
         self._run.references = (max_steps, num_epochs, trial)
         kept: Any = super()
-        epochs, batches = kept._init_training_state(max_steps, per_epoch, num_epochs, resume, trial)
-        return _LateNumber(lambda: self._run.first_epoch(epochs)), batches
+        first = kept._init_training_state(max_steps, per_epoch, num_epochs, resume, trial)
+        self._run.first = first
+        return _LateNumber(lambda: self._run.first[0]), first[1]
 
     def _prepare_for_training(self, max_steps: int, loader: Any, resume: Any) -> tuple[Any, Any]:
         kept: Any = super()
@@ -136,7 +138,7 @@ class _DrivenTrainer:
                     "the Trainer's batches come from rank 0; in TrainingArguments, say "
                     'accelerator_config={"dispatch_batches": False}'
                 )
-        return model, self._run.open(loader)
+        return model, self._run.open(loader, resume)
 
     def _run_epoch(self, **given: Any) -> None:
         given["epochs_trained"] = operator.index(given["epochs_trained"])
@@ -198,6 +200,8 @@ def _training(train: Any) -> Any:
     def _train(trainer: Any, resume_from_checkpoint: Any = None, *args: Any, **given: Any) -> Any:
         if resume_from_checkpoint is True and _callback(trainer) is not None:
             resume_from_checkpoint = newest_whole(trainer.args.output_dir)
+            if resume_from_checkpoint is None:
+                say(f"{trainer.args.output_dir} has no whole checkpoint of the Trainer's own")
         return train(trainer, resume_from_checkpoint, *args, **given)
 
     return _train
@@ -206,10 +210,10 @@ def _training(train: Any) -> Any:
 def _skipping(skip: Any) -> Any:
     @functools.wraps(skip)
     def skip_first_batches(loader: Any, num_batches: int = 0) -> Any:
-        if not isinstance(loader, TrainerBatches):
-            return skip(loader, num_batches)
-        loader.skip(num_batches)
-        return loader
+        is_there = isinstance(
+            loader, TrainerBatches
+        )  # a session's feed stands where it is to go on
+        return loader if is_there else skip(loader, num_batches)
 
     return skip_first_batches
 

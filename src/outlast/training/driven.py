@@ -109,6 +109,7 @@ class Driven:
 
     def enter_epoch(self, epoch: int) -> None:
         """Batches are those of this epoch from here on; what is left of the one before is not."""
+        self._feed.begin_at(epoch)  # a framework's own checkpoint may be in a later one
         if self._turns.batches and self._feed.epoch < epoch:
             self._turns.leave_epoch()
         self._feed.max_epochs = epoch + 1
@@ -141,6 +142,10 @@ class Driven:
         else:
             close: Callable[[], None] = getattr(self._loop, "close", lambda: None)
             close()
+        self.close()
+
+    def close(self) -> None:
+        """End the loader's processes, whatever has ended the loop."""
         self._feed.close()
 
     def _next(self) -> None:

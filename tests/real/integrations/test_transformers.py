@@ -41,14 +41,15 @@ def test_killed_and_drained_it_is_the_same_run(floor, tmp_path, kind):
 def test_of_its_own_checkpoints_the_newest_whole_one_is_gone_on_from(floor, tmp_path):
     wanted = calm(floor, tmp_path, SCRIPT)
     job = Job(tmp_path / "job")
-    killed = floor.warm(SCRIPT, job.records, "--plain", "--die", 18, *SAVES, env=ENV)
+    killed = floor.warm(SCRIPT, job.records, "--plain", "--die", 30, *SAVES, env=ENV)
     assert killed.wait() == -signal.SIGKILL, killed.text
-    torn = job.records / "trainer" / "checkpoint-16"
+    torn = job.records / "trainer" / "checkpoint-28"
     with (torn / "model.safetensors").open("r+b") as file:
         file.truncate(1000)
     assert "model.safetensors" in broken(torn)
     env = {**ENV, "OUTLAST_DIR": job.directory}
     going_on = floor.warm(SCRIPT, job.records, "--resume", *SAVES, env=env)
     assert going_on.wait() == 0, going_on.text
-    assert "checkpoint-16 is not whole" in going_on.err
+    assert "checkpoint-28 is not whole" in going_on.err
+    assert "checkpoint-24, at step 24" in going_on.err
     assert result(job.records)[0] == wanted[0], going_on.text

@@ -134,6 +134,13 @@ def test_at_an_epochs_end_it_goes_on_with_the_next():
     assert epoch_of(again, 1) == epoch_of(job, 1)
 
 
+def test_a_framework_may_begin_in_a_later_epoch():
+    calm, later = Job(), Job()
+    epoch_of(calm, 0)
+    assert epoch_of(later, 1) == epoch_of(calm, 1)
+    assert epoch_of(later, 2) == epoch_of(calm, 2)
+
+
 def test_what_is_left_of_an_epoch_that_is_left_does_not_come():
     job = Job()
     epoch_of(job, 0, num=2)
