@@ -431,6 +431,8 @@ def kind_of(failure: Failure, signs: Signs = Signs()) -> Kind:  # noqa: B008 - i
     number = signal_of(failure)
     if number:
         return _of_signal(number, failure, signs)
+    if _LOADER_GONE.search(failure.traceback) and _FROM_A_PIPE.match(failure.message):
+        return _grave(Kind.KILLED, signs)
     for kind, pattern in _patterns():
         if pattern.search(_of_network(said) if kind is Kind.NETWORK else said):
             return _grave(kind, signs)
@@ -485,6 +487,11 @@ def _grave(kind: Kind, signs: Signs) -> Kind:
         return Kind.MEMORY if signs.oom_kills else kind
     broken = signs.ecc_errors or not XIDS_OF_HARDWARE.isdisjoint(signs.xids)
     return Kind.GPU if broken and kind in (Kind.CUDA, Kind.NCCL, Kind.ABORT) else kind
+
+
+# A loader's process was killed while it handed over a batch: its socket says so before torch does.
+_LOADER_GONE: Final = re.compile(r"utils/data/dataloader\.py\", line \d+, in _try_get_data\b")
+_FROM_A_PIPE: Final = re.compile(r"(ConnectionReset|ConnectionRefused|EOF)Error\b")
 
 
 def _of_network(said: str) -> str:

@@ -184,6 +184,17 @@ def test_a_kill_is_the_oom_killers_where_the_machine_has_seen_it():
     assert kind_of(loader, Signs(oom_kills=1)) is Kind.MEMORY
 
 
+def test_a_loader_that_is_killed_while_it_hands_over_is_no_network():
+    reset = "ConnectionResetError: [Errno 104] Connection reset by peer"
+    alone = raised(reset)
+    trace = alone.traceback.replace(
+        'File "train.py", line 7, in step',
+        'File "/x/torch/utils/data/dataloader.py", line 1291, in _try_get_data',
+    )
+    assert kind_of(alone) is Kind.NETWORK
+    assert kind_of(msgspec.structs.replace(alone, traceback=trace)) is Kind.KILLED
+
+
 @pytest.mark.parametrize(
     "failure",
     [raised(TEXTS[Kind.CUDA][0]), raised(TEXTS[Kind.NCCL][0]), ended(6)],
