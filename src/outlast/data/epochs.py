@@ -397,12 +397,14 @@ class EpochFeed(abc.ABC):
 
     def leave_epoch(self) -> None:
         """What is left of this epoch is not handed out: the next batch is the next one's first."""
-        iterator, self._iterator = self._iterator, None
-        shield.shut_down(iterator)
+        self._end_processes()
         self._next_epoch = self.epoch + 1
 
     def close(self) -> None:
         """End the loader's processes; the position stays readable."""
+        self._end_processes()
+
+    def _end_processes(self) -> None:
         iterator, self._iterator = self._iterator, None
         shield.shut_down(iterator)
         if isinstance(self._iterated, torch.utils.data.DataLoader):

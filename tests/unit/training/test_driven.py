@@ -154,6 +154,20 @@ def test_what_is_left_of_an_epoch_that_is_left_does_not_come():
     assert found != wanted
 
 
+def test_an_epoch_can_be_left_whose_loaders_processes_persist():
+    loader = torch.utils.data.DataLoader(
+        torch.arange(SIZE), batch_size=BATCH, num_workers=1, persistent_workers=True
+    )
+    feed = open_feed(loader, rank=0, world_size=1)
+    first = next(feed).tolist()
+    feed.leave_epoch()
+    found = [next(feed).tolist() for _ in range(SIZE // BATCH)]
+    feed.close()
+    assert is_whole(found)
+    assert found[0] == first
+    assert feed.epoch == 1
+
+
 def test_a_turn_that_a_rollback_leaves_out_is_so_many_batches():
     whole = epoch_of(Job(), 0)
     job = Job(left_out=(2,))
