@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from bench.launchers import ROOT
-from bench.rotation import directory
+from bench.rotation import directory, python_path
 from bench.tables import Requirements, emit, machine, markdown
 
 SCRIPTS: Final = Path(__file__).with_name("bench")
@@ -72,9 +72,7 @@ def one_job(options: argparse.Namespace, setting: str) -> float:
             *("--nproc-per-node", workers, *script),
         ]
         env = {**os.environ, "OUTLAST_WORKERS_IN_PROCESS": setting, "OMP_NUM_THREADS": "1"}
-        found = (str(ROOT / "benchmarks"), os.environ.get("PYTHONPATH"))
-        env |= {"OUTLAST_NOTICE_PLATFORM": "none"}
-        env |= {"PYTHONPATH": os.pathsep.join(filter(None, found))}
+        env |= {"OUTLAST_NOTICE_PLATFORM": "none", "PYTHONPATH": python_path(ROOT / "benchmarks")}
         subprocess.run(command, env=env, check=True, capture_output=True)
         ranks = [json.loads(one.read_text()) for one in (place / "records").iterdir()]
     return float(max(statistics.median(one[WARM_UP:]) for one in ranks))

@@ -36,6 +36,11 @@ ANSWER_S: Final = 600.0
 WARM: Final = {"outlast": 3}
 
 
+def python_path(first: Path) -> str:
+    """Where a process of ours finds modules: there, and where this one does."""
+    return os.pathsep.join(filter(None, (str(first), os.environ.get("PYTHONPATH"))))
+
+
 class TurnFailed(Exception):
     """A worker said why it could not go on, or died."""
 
@@ -121,8 +126,8 @@ class Worker:
         self, module: str, options: Mapping[str, Any], interpreter: str, log: IO[str]
     ) -> None:
         self.mark = uuid.uuid4().hex
-        found = os.pathsep.join(filter(None, (str(PACKAGE), os.environ.get("PYTHONPATH"))))
-        environment = {**os.environ, processes.MARK: self.mark, "PYTHONPATH": found}
+        found = {processes.MARK: self.mark, "PYTHONPATH": python_path(PACKAGE)}
+        environment = {**os.environ, **found}
         self.process = subprocess.Popen(
             [interpreter, "-m", module, json.dumps(options)],
             stdin=subprocess.PIPE,

@@ -7,6 +7,7 @@ it writes logs.jsonl and final.json.
 import json
 import random
 import signal
+from typing import NamedTuple
 
 from floor import Job, until
 
@@ -20,6 +21,29 @@ def result(records):
     """What it ended with, and what was logged, each line once."""
     logs = {line for line in (records / "logs.jsonl").read_text().splitlines() if line}
     return json.loads((records / "final.json").read_text()), logs
+
+
+class Kind(NamedTuple):
+    """What a script is started with, and how long its job is.
+
+    ``steps`` are those in all; ``is_plain`` says whether the undisturbed one is without Outlast.
+    """
+
+    steps: int
+    arguments: tuple[str, ...] = ()
+    workers: int = 1
+    is_plain: bool = True
+
+
+def check_the_same_run(floor, tmp_path, script, kind):
+    """The disturbed one ends as the undisturbed one does."""
+    wanted = calm(
+        *(floor, tmp_path, script, *kind.arguments), workers=kind.workers, is_plain=kind.is_plain
+    )
+    found = disturbed(
+        *(floor, tmp_path, script, *kind.arguments), steps=kind.steps, workers=kind.workers
+    )
+    assert found == wanted
 
 
 def calm(floor, tmp_path, script, *arguments, workers=1, is_plain=True):

@@ -87,11 +87,10 @@ class LightningCallback(_pl.Callback):  # type: ignore[misc]
         trainer = self._trainer
         with excepthook.one_line_errors():
             self._refuse(loaders)
+        schedulers = [one.scheduler for one in trainer.lr_scheduler_configs]
         objects = {"model": trainer.lightning_module}
-        for number, optimizer in enumerate(trainer.optimizers):
-            objects["optimizer" if not number else f"optimizer{number}"] = optimizer
-        for number, one in enumerate(trainer.lr_scheduler_configs):
-            objects["scheduler" if not number else f"scheduler{number}"] = one.scheduler
+        for kind, some in (("optimizer", trainer.optimizers), ("scheduler", schedulers)):
+            objects |= {f"{kind}{number or ''}": one for number, one in enumerate(some)}
         if getattr(trainer.precision_plugin, "scaler", None) is not None:
             objects["scaler"] = trainer.precision_plugin.scaler
         step = trainer.fit_loop.epoch_loop.batch_progress.total.completed

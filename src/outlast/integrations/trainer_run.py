@@ -218,7 +218,7 @@ class TrainerBatches:
         return len(self._loader)
 
     def set_epoch(self, epoch: int) -> None:
-        """TrainerBatches are those of this epoch from here on."""
+        """Batches are those of this epoch from here on."""
         self._epoch = epoch
         if hasattr(self._loader, "set_epoch"):
             self._loader.set_epoch(epoch)

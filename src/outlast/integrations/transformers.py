@@ -210,10 +210,8 @@ def _training(train: Any) -> Any:
 def _skipping(skip: Any) -> Any:
     @functools.wraps(skip)
     def skip_first_batches(loader: Any, num_batches: int = 0) -> Any:
-        is_there = isinstance(
-            loader, TrainerBatches
-        )  # a session's feed stands where it is to go on
-        return loader if is_there else skip(loader, num_batches)
+        # A session's feed stands where it is to go on.
+        return loader if isinstance(loader, TrainerBatches) else skip(loader, num_batches)
 
     return skip_first_batches
 

@@ -17,7 +17,7 @@ a loss start anew. Which samples went into which steps is in no record.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, Final, Protocol
 
 from outlast.data import open_feed
@@ -80,7 +80,7 @@ class Driven:
         self._feed = feed
         self._feed.hold(Held([("loader", loader)]))
         self._turns = _TurnSource(self._feed, framework, per_turn)
-        self._loop: Iterator[int] = iter(())
+        self._loop: Any = None
         self.is_over = False
 
     def begin(self) -> None:
@@ -91,7 +91,7 @@ class Driven:
             SystemExit: with code 75, once a drain is agreed and committed.
         """
         self._loop = self._session.steps(self._turns)
-        self._next()
+        self.boundary()
         for doubt in self._feed.doubts if self._rank == 0 else ():
             say(f"going on at step {self._session.step}: {doubt}")
 
@@ -128,7 +128,7 @@ class Driven:
         Raises:
             SystemExit: with code 75, once a drain is agreed and committed.
         """
-        self._next()
+        self.is_over = next(self._loop, None) is None
 
     def end(self, *, is_complete: bool) -> None:
         """The loop is over.
@@ -138,18 +138,14 @@ class Driven:
         """
         if is_complete and not self.is_over:
             self._turns.are_over = True
-            self._next()
+            self.boundary()
         else:
-            close: Callable[[], None] = getattr(self._loop, "close", lambda: None)
-            close()
+            self._loop.close()
         self.close()
 
     def close(self) -> None:
         """End the loader's processes, whatever has ended the loop."""
         self._feed.close()
-
-    def _next(self) -> None:
-        self.is_over = next(self._loop, None) is None
 
 
 class _TurnSource:

@@ -7,35 +7,27 @@ import signal
 
 import pytest
 from floor import SCRIPTS, Job
-from frameworks import ENV, calm, disturbed, result
+from frameworks import ENV, Kind, calm, check_the_same_run, result
 
 from outlast.integrations.trainer_checkpoints import broken
 from thorough import ALL
 
 SCRIPT = SCRIPTS / "hf_trainer.py"
 SAVES = ('save_strategy="steps"', "save_steps=4")
-# Name → workers, arguments, steps in all, whether the calm one is without Outlast.
+BEST = ("load_best_model_at_end=true", 'eval_strategy="steps"', "eval_steps=4")
 KINDS = {
-    "accumulating": (1, (), 39, True),
-    "ddp": (2, (), 21, True),
-    "masked": (1, ("--masked",), 39, False),
-    "best": (
-        1,
-        ("load_best_model_at_end=true", 'eval_strategy="steps"', "eval_steps=4", *SAVES),
-        39,
-        True,
-    ),
-    "processes": (1, ("dataloader_num_workers=2", "max_steps=17"), 17, True),
+    "accumulating": Kind(39),
+    "ddp": Kind(21, workers=2),
+    "masked": Kind(39, ("--masked",), is_plain=False),
+    "best": Kind(39, (*BEST, *SAVES)),
+    "processes": Kind(17, ("dataloader_num_workers=2", "max_steps=17")),
 }
 USUAL = ("ddp", "masked")
 
 
 @pytest.mark.parametrize("kind", KINDS if ALL else USUAL)
 def test_killed_and_drained_it_is_the_same_run(floor, tmp_path, kind):
-    workers, arguments, steps, is_plain = KINDS[kind]
-    wanted = calm(floor, tmp_path, SCRIPT, *arguments, workers=workers, is_plain=is_plain)
-    found = disturbed(floor, tmp_path, SCRIPT, *arguments, steps=steps, workers=workers)
-    assert found == wanted
+    check_the_same_run(floor, tmp_path, SCRIPT, KINDS[kind])
 
 
 def test_of_its_own_checkpoints_the_newest_whole_one_is_gone_on_from(floor, tmp_path):
