@@ -99,7 +99,7 @@ class Driven:
     def place(self) -> tuple[int, int]:
         """The epoch that the next batch belongs to, and how many of its batches came before it."""
         self._feed.max_epochs = self._feed.epoch + 1
-        is_over = self._turns.batches > 0 and self._feed.is_at_end()
+        is_over = self._turns.is_left or (self._turns.batches > 0 and self._feed.is_at_end())
         return (self._feed.epoch + 1, 0) if is_over else (self._feed.epoch, self._turns.batches)
 
     @property
@@ -154,7 +154,7 @@ class _TurnSource:
     def __init__(self, feed: EpochFeed, framework: Framework, per_turn: int) -> None:
         self._feed, self._framework, self._per_turn = feed, framework, per_turn
         self._number, self.is_used = 0, True
-        self._is_left = False  # what is left of the feed's epoch is not wanted
+        self.is_left = False  # what is left of the feed's epoch is not wanted
         self.are_over = False
         self.batches = 0
 
@@ -163,7 +163,7 @@ class _TurnSource:
         return []
 
     def leave_epoch(self) -> None:
-        self._is_left = True
+        self.is_left = True
         self._feed.leave_epoch()
 
     def __iter__(self) -> Iterator[int]:
@@ -181,7 +181,7 @@ class _TurnSource:
     def take(self) -> Any:
         epoch = self._feed.epoch
         batch = next(self._feed)
-        self.is_used, self._is_left = True, False
+        self.is_used, self.is_left = True, False
         self.batches = self.batches + 1 if self._feed.epoch == epoch else 1
         return batch
 
@@ -189,7 +189,7 @@ class _TurnSource:
         return {
             "feed": self._feed.state(),
             "batches": self.batches,
-            "is_left": self._is_left,
+            "is_left": self.is_left,
             "framework": self._framework.state_dict(),
         }
 

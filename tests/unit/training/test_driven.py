@@ -147,6 +147,7 @@ def test_what_is_left_of_an_epoch_that_is_left_does_not_come():
     job.driven.enter_epoch(1)  # before its first batch there is a boundary, as in a framework
     job.driven.boundary()
     again = Job(job.saved)
+    assert again.driven.place == (1, 0)
     wanted = epoch_of(Job(), 0)
     assert is_whole(epoch_of(job, 1))
     found = epoch_of(again, 1)
