@@ -156,7 +156,7 @@ class _Worker:
         import outlast
 
         named = {"model": self.model, "optimizer": self.optimizer}
-        return outlast.session(dir=self._place / "outlast", every="100 h", **named)
+        return outlast.session(resume=True, dir=self._place / "outlast", every="100 h", **named)
 
 
 if __name__ == "__main__":

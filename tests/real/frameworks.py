@@ -26,32 +26,32 @@ def result(records):
 class Kind(NamedTuple):
     """What a script is started with, and how long its job is.
 
-    ``steps`` are those in all; ``is_plain`` says whether the undisturbed one is without Outlast.
+    ``steps`` are those in all; ``is_plain`` says whether the undisturbed one is without Outlast;
+    ``env`` is what its environment has besides.
     """
 
     steps: int
     arguments: tuple[str, ...] = ()
     workers: int = 1
     is_plain: bool = True
+    env: tuple[tuple[str, str], ...] = ()
 
 
 def check_the_same_run(floor, tmp_path, script, kind):
     """The disturbed one ends as the undisturbed one does."""
-    wanted = calm(
-        *(floor, tmp_path, script, *kind.arguments), workers=kind.workers, is_plain=kind.is_plain
-    )
-    found = disturbed(
-        *(floor, tmp_path, script, *kind.arguments), steps=kind.steps, workers=kind.workers
-    )
+    given = (floor, tmp_path, script, *kind.arguments)
+    shared = {"workers": kind.workers, "env": dict(kind.env)}
+    wanted = calm(*given, is_plain=kind.is_plain, **shared)
+    found = disturbed(*given, steps=kind.steps, **shared)
     assert found == wanted
 
 
-def calm(floor, tmp_path, script, *arguments, workers=1, is_plain=True):
+def calm(floor, tmp_path, script, *arguments, workers=1, is_plain=True, env=None):
     """The result of a run that nothing happens to; with Outlast only if it is not plain."""
     records = tmp_path / "calm"
     records.mkdir()
     given = [script, records, *(["--plain"] if is_plain else []), *arguments]
-    env = {**ENV, "OUTLAST_DIR": tmp_path / "calm-job"}
+    env = {**ENV, **(env or {}), "OUTLAST_DIR": tmp_path / "calm-job"}
     started = (
         floor.ranks(workers, *given, env=env) if workers > 1 else [floor.warm(*given, env=env)]
     )
@@ -60,20 +60,20 @@ def calm(floor, tmp_path, script, *arguments, workers=1, is_plain=True):
     return result(records)
 
 
-def disturbed(floor, tmp_path, script, *arguments, steps, workers=1):
+def disturbed(floor, tmp_path, script, *arguments, steps, workers=1, env=None):
     """The result of one whose last rank dies at drawn steps, and that is drained behind them."""
-    job = Job(tmp_path / "job")
+    job, env = Job(tmp_path / "job"), {**ENV, **(env or {})}
     deaths = sorted(random.Random(seed()).sample(range(1, steps - 3), DEATHS))
     dies = [part for step in deaths for part in ("--die", step)]
     command = ["run", "--nproc-per-node", workers, "--dir", job.directory, script, job.records]
-    running = floor.outlast(*command, *dies, *arguments, env=ENV)
+    running = floor.outlast(*command, *dies, *arguments, env=env)
     marks = [job.records / f"died-{step}" for step in deaths]
     until(lambda: all(mark.exists() for mark in marks), "all deaths", running=running)
     running.signal(signal.SIGTERM)
     code = running.wait()
     assert code in (0, 75), running.text  # the last death may be near the end
     if code == 75:
-        again = floor.outlast(*command, *dies, *arguments, env=ENV)
+        again = floor.outlast(*command, *dies, *arguments, env=env)
         assert again.wait() == 0, again.text
     assert len(job.events("worker_lost")) == len(deaths), running.text
     return result(job.records)

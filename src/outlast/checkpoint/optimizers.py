@@ -80,11 +80,14 @@ def notes_of(state: Mapping[str, Any], parameters: Parameters) -> dict[str, Note
     if _is_plain(state, parameters):
         return notes
     some_spread = any(type(p) not in PLAIN and is_spread(p) for p in parameters.values())
+    of_torch = _steps_by_torchs_rule(state)
     for name, inner in state["state"].items():
         for path, tensor in _tensors(inner, f"state.{name}"):
             note = _note(path, tensor, parameters.get(name), parameters)
             if path == f"state.{name}.step":
-                note.pop("device", None)  # torch's own rule says where a step lies
+                note.pop("device", None)
+                if not tensor.is_cpu and name not in of_torch:
+                    note["home"] = True
             if note:
                 notes[path] = note
     for section in _SECTIONS:
@@ -116,7 +119,10 @@ def laid_out(state: dict[str, Any], parameters: Parameters) -> dict[str, Any]:
 
     found = dict(state)
     found["state"] = {
-        name: _but_step(inner, kept, f"state.{name}", parameters[name].device)
+        name: _but_step(
+            *(inner, kept, f"state.{name}", parameters[name].device),
+            is_home="home" in notes.get(f"state.{name}.step", {}),
+        )
         for name, inner in state["state"].items()
     }
     for section in _SECTIONS:
@@ -288,15 +294,25 @@ def _placements(note: Note, parameter: Any, shape: tuple[int, ...]) -> tuple[Any
     return tuple(found)
 
 
-def _but_step(value: Any, kept: Any, path: str, home: torch.device) -> Any:
-    """A parameter's state on its device; where a ``step`` lies is for torch to say."""
+def _but_step(value: Any, kept: Any, path: str, home: torch.device, *, is_home: bool) -> Any:
+    """A parameter's state on its device; where a ``step`` lies is mostly for torch to say."""
     if not isinstance(value, dict):
         return kept(value, path, home)
     pairs = {
-        key: kept(inner, f"{path}.{key}", None if key == "step" else home)
+        key: kept(inner, f"{path}.{key}", home if key != "step" or is_home else None)
         for key, inner in value.items()
     }
     return like(value, pairs)
+
+
+def _steps_by_torchs_rule(state: Mapping[str, Any]) -> set[str]:
+    """Names of parameters whose ``step`` torch's ``load_state_dict`` puts beside them."""
+    return {
+        name
+        for group in state["param_groups"]
+        if group.get("fused") or group.get("capturable")
+        for name in group["params"]
+    }
 
 
 # --- the state under names ------------------------------------------------------------------------
@@ -427,6 +443,8 @@ def load_named_state(
         loaded = _numbered(optimizer, names, state, key)
     with keeping_links(optimizer):
         optimizer.load_state_dict(_guarded(loaded) if _loads_as_torch(optimizer) else loaded)
+    if OWN_FORM not in state:
+        loaded["state"] = _steps_as_placed(loaded["state"], optimizer.state_dict())
     if _tells_all(optimizer):
         _settle(optimizer, names, loaded["state"])
     else:
@@ -592,6 +610,21 @@ def _guarded(loaded: Any) -> Any:
     if isinstance(loaded, np.ndarray) or (isinstance(loaded, torch.Tensor) and is_subclass(loaded)):
         return _KeptWhole(loaded)
     return rebuilt(loaded, _guarded)
+
+
+def _steps_as_placed(saved: Mapping[Any, Any], now: Any) -> dict[Any, Any]:
+    """What was saved for each parameter, its ``step`` on the device where the load has put it.
+
+    That is the parameter's where the group is fused or capturable: torch refuses any other there.
+    """
+    found = dict(saved)
+    for number, live in now["state"].items():
+        inner = saved.get(number)
+        if isinstance(inner, dict) and isinstance(live, dict):
+            then, here = inner.get("step"), live.get("step")
+            if isinstance(then, torch.Tensor) and isinstance(here, torch.Tensor):
+                found[number] = like(inner, {**inner, "step": then.to(here.device)})
+    return found
 
 
 def _settle(optimizer: torch.optim.Optimizer, names: list[str], saved: Mapping[Any, Any]) -> None:

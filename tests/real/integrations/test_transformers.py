@@ -6,6 +6,7 @@ The undisturbed one has no Outlast in it, but where a collator draws (then at an
 import signal
 
 import pytest
+import torch
 from floor import SCRIPTS, Job
 from frameworks import ENV, Kind, calm, check_the_same_run, result
 
@@ -23,11 +24,25 @@ KINDS = {
     "processes": Kind(17, ("dataloader_num_workers=2", "max_steps=17")),
 }
 USUAL = ("ddp", "masked")
+FSDP = ("fsdp=true", 'fsdp_config={"transformer_layer_cls_to_wrap": ["GPT2Block"]}')
+ON_A_GPU = {
+    "one": Kind(39, env=(("TEST_DEVICE", "cuda:0"),)),
+    "ddp": Kind(21, workers=2, env=(("TEST_DEVICE", "cuda:0"),)),
+    "fsdp2": Kind(21, FSDP, workers=2, env=(("TEST_DEVICE", "cuda:0"),)),
+    "bf16": Kind(39, ("bf16=true",), env=(("TEST_DEVICE", "cuda:0"),)),
+}
 
 
 @pytest.mark.parametrize("kind", KINDS if ALL else USUAL)
 def test_killed_and_drained_it_is_the_same_run(floor, tmp_path, kind):
     check_the_same_run(floor, tmp_path, SCRIPT, KINDS[kind])
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU here")
+@pytest.mark.parametrize("kind", ON_A_GPU)
+def test_killed_and_drained_on_a_gpu_it_is_the_same_run(floor, tmp_path, kind):
+    check_the_same_run(floor, tmp_path, SCRIPT, ON_A_GPU[kind])
 
 
 def test_of_its_own_checkpoints_the_newest_whole_one_is_gone_on_from(floor, tmp_path):

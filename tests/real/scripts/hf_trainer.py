@@ -11,6 +11,7 @@ import os
 import signal
 from pathlib import Path
 
+import ranks
 import torch
 from transformers import (
     EarlyStoppingCallback,
@@ -68,8 +69,21 @@ class Notes(TrainerCallback):
             os.kill(os.getpid(), signal.SIGKILL)
 
 
+def on_its_device(given):
+    """The arguments; of ranks that share a GPU, each says that it is the first one there."""
+    own = os.environ.get("LOCAL_RANK")
+    if own and ranks.ON_A_GPU:
+        os.environ["LOCAL_RANK"] = "0"
+    args = TrainingArguments(OPTIONS.records / "trainer", **given)
+    if ranks.ON_A_GPU:
+        assert args.device == ranks.DEVICE, args.device
+    if own:
+        os.environ["LOCAL_RANK"] = own
+    return args
+
+
 def main():
-    torch.set_num_threads(1)
+    ranks.prepare()
     set_seed(1)
     sizes = {"n_positions": 16, "n_embd": 32, "n_layer": 2, "n_head": 2}
     ends = {"bos_token_id": 0, "eos_token_id": 0}
@@ -82,16 +96,16 @@ def main():
         "save_strategy": "no",
         "report_to": [],
         "disable_tqdm": True,
-        "use_cpu": True,
+        "use_cpu": not ranks.ON_A_GPU,
         "learning_rate": 1e-3,
         "seed": 3,
     }
     if "WORLD_SIZE" in os.environ:
-        given["ddp_backend"] = "gloo"
+        given["ddp_backend"] = "nccl" if ranks.ON_A_GPU else "gloo"
     given |= {
         key: json.loads(value) for key, value in (one.split("=") for one in OPTIONS.arguments)
     }
-    args = TrainingArguments(OPTIONS.records / "trainer", **given)
+    args = on_its_device(given)
     callbacks = [Notes()]
     if args.load_best_model_at_end:
         callbacks.append(EarlyStoppingCallback(2))
@@ -108,10 +122,11 @@ def main():
         callbacks=callbacks,
     )
     trainer.train(resume_from_checkpoint=OPTIONS.resume)
+    digest = hashlib.sha256()
+    for _, value in sorted(model.state_dict().items()):
+        whole = value.full_tensor() if hasattr(value, "full_tensor") else value
+        digest.update(whole.cpu().numpy().tobytes())
     if args.process_index == 0:
-        digest = hashlib.sha256()
-        for _, value in sorted(model.state_dict().items()):
-            digest.update(value.numpy().tobytes())
         found = {"hash": digest.hexdigest(), "step": trainer.state.global_step}
         (OPTIONS.records / "final.json").write_text(json.dumps(found))
 

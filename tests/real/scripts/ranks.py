@@ -22,13 +22,18 @@ _OF_NCCL = {
 }
 
 
-def meet():
-    """Come into the default group; the rank, and the number of workers."""
+def prepare():
+    """What has to be so before there is a group."""
     torch.set_num_threads(1)
     if ON_A_GPU:
         os.environ.update(_OF_NCCL)
         torch.cuda.set_device(DEVICE)
         torch.use_deterministic_algorithms(True)
+
+
+def meet():
+    """Come into the default group; the rank, and the number of workers."""
+    prepare()
     dist.init_process_group("nccl" if ON_A_GPU else "gloo")
     return dist.get_rank(), dist.get_world_size()
 
