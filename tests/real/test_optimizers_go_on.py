@@ -1,4 +1,4 @@
-"""Each of torch's optimizers goes on where it was, in each of its implementations: bits and devices.
+"""Each of torch's optimizers goes on where it was, each of its ways: bits and devices.
 
 Where an implementation keeps what (a ``step`` beside its parameter or on the CPU) is torch's to
 say, and torch refuses a step in which it lies elsewhere.
@@ -37,7 +37,7 @@ class StepsBeside(torch.optim.Optimizer):
             for parameter in group["params"]:
                 own = self.state[parameter]
                 own.setdefault("step", torch.zeros((), device=parameter.device)).add_(1)
-                parameter -= parameter.grad * group["lr"] / own["step"]
+                parameter.sub_(parameter.grad * group["lr"] / own["step"])
 
 
 CLASSES = ("Adadelta", "Adagrad", "Adam", "AdamW", "Adamax", "ASGD", "NAdam", "RAdam", "RMSprop")
