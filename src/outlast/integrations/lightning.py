@@ -94,7 +94,9 @@ class LightningCallback(_pl.Callback):  # type: ignore[misc]
         if getattr(trainer.precision_plugin, "scaler", None) is not None:
             objects["scaler"] = trainer.precision_plugin.scaler
         step = trainer.fit_loop.epoch_loop.batch_progress.total.completed
-        session = open_session(at_step=step, **self._options, **objects)
+        # Who asks for a checkpoint goes on on purpose, be it by another command than the job's.
+        resume = {"resume": True} if trainer.ckpt_path else {}
+        session = open_session(at_step=step, **{**resume, **self._options}, **objects)
         self.session = self._stack.enter_context(session)
         self._driven = Driven(session, loaders[0], _LoopCounts(trainer))
         self._stack.callback(self._driven.close)

@@ -28,16 +28,42 @@ _HEADER_MAX: Final = 100 << 20  # what safetensors accepts
 _WEIGHTS: Final = ("model", "pytorch_model", "adapter_model")
 
 
-def newest_whole(directory: str) -> str | None:
-    """The newest of ``directory``'s checkpoints that is whole; None where there is none."""
+def newest_whole(directory: str, world_size: int = 1) -> str | None:
+    """The newest of ``directory``'s checkpoints that is whole; None where there is none.
+
+    One that lacks a worker's random states is taken only if all do: the Trainer goes on from it
+    without a word, and the run is another one then.
+
+    Args:
+        directory: the Trainer's ``output_dir``.
+        world_size: how many workers there are.
+    """
     found = [one for one in Path(directory).glob(f"{PREFIX}*") if one.is_dir()]
     found.sort(key=_written_t, reverse=True)
+    without: list[tuple[Path, str]] = []
     for one in found:
         why_not = broken(one)
-        if not why_not:
+        lacking = "" if why_not else _lacking_states(one, world_size)
+        if not why_not and not lacking:
+            for passed, name in without:
+                say(f"{passed} is not whole ({name} is missing): it is passed over")
             return str(one)
-        say(f"{one} is not whole ({why_not}): it is passed over")
-    return None
+        if why_not:
+            say(f"{one} is not whole ({why_not}): it is passed over")
+        else:
+            without.append((one, lacking))
+    if not without:
+        return None
+    one, lacking = without[0]
+    say(f"{one} has no {lacking}: what is random from there on is not as it would have been")
+    return str(one)
+
+
+def _lacking_states(checkpoint: Path, world_size: int) -> str:
+    """The file with a worker's random states that is not there; "" if all are."""
+    names = [f"rng_state_{rank}.pth" for rank in range(world_size)]
+    wanted = ["rng_state.pth"] if world_size == 1 else names
+    return next((name for name in wanted if not (checkpoint / name).exists()), "")
 
 
 def broken(checkpoint: Path) -> str:

@@ -58,11 +58,14 @@ class OutlastCallback(transformers.TrainerCallback):  # type: ignore[misc]
 
     Attributes:
         run: the call of ``train()`` that is under way, or None.
+        is_asked_to_resume: the script has asked for it: that it was begun by another command (one
+            without ``--resume``, say) is no mistake then.
     """
 
     def __init__(self, *, trainer_saves: bool = False, **options: Any) -> None:
         self._options, self._trainer_saves = options, trainer_saves
         self.run: TrainerRun | None = None
+        self.is_asked_to_resume = False
 
     @contextlib.contextmanager
     def around(self, trainer: Any) -> Iterator[None]:
@@ -79,7 +82,8 @@ class OutlastCallback(transformers.TrainerCallback):  # type: ignore[misc]
         )
         try:
             with contextlib.ExitStack() as stack:
-                self.run = TrainerRun(trainer, stack, self._options)
+                resume = {"resume": True} if self.is_asked_to_resume else {}
+                self.run = TrainerRun(trainer, stack, {**resume, **self._options})
                 yield
         finally:
             trainer.__class__, self.run = kind, None
@@ -198,8 +202,11 @@ def _looping(loop: Any) -> Any:
 def _training(train: Any) -> Any:
     @functools.wraps(train)
     def _train(trainer: Any, resume_from_checkpoint: Any = None, *args: Any, **given: Any) -> Any:
-        if resume_from_checkpoint is True and _callback(trainer) is not None:
-            resume_from_checkpoint = newest_whole(trainer.args.output_dir)
+        callback = _callback(trainer)
+        if resume_from_checkpoint and callback is not None:
+            callback.is_asked_to_resume = True
+        if resume_from_checkpoint is True and callback is not None:
+            resume_from_checkpoint = newest_whole(trainer.args.output_dir, trainer.args.world_size)
             if resume_from_checkpoint is None:
                 say(f"{trainer.args.output_dir} has no whole checkpoint of the Trainer's own")
         return train(trainer, resume_from_checkpoint, *args, **given)

@@ -60,3 +60,16 @@ def test_of_its_own_checkpoints_the_newest_whole_one_is_gone_on_from(floor, tmp_
     assert "checkpoint-28 is not whole" in going_on.err
     assert "checkpoint-24, at step 24" in going_on.err
     assert result(job.records)[0] == wanted[0], going_on.text
+
+
+def test_who_asks_to_resume_goes_on_although_it_is_another_command(floor, tmp_path):
+    short = ("max_steps=8",)
+    wanted = calm(floor, tmp_path, SCRIPT, *short)
+    job = Job(tmp_path / "job")
+    env = {**ENV, "OUTLAST_DIR": job.directory}
+    killed = floor.warm(SCRIPT, job.records, "--die", 7, *short, env=env)
+    assert killed.wait() == -signal.SIGKILL, killed.text
+    going_on = floor.warm(SCRIPT, job.records, "--resume", *short, env=env)
+    assert going_on.wait() == 0, going_on.text
+    assert "resumed from step" in going_on.err
+    assert result(job.records)[0] == wanted[0], going_on.text

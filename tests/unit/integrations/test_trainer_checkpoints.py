@@ -63,6 +63,17 @@ def test_what_is_not_whole_is_not_gone_on_from(tmp_path, capsys, harm, words):
     assert words in capsys.readouterr().err
 
 
+def test_one_without_a_workers_random_states_is_the_last_resort(tmp_path, capsys):
+    whole, torn = checkpoint(tmp_path, 4, 100), checkpoint(tmp_path, 8, 200)
+    for place, num in ((whole, 2), (torn, 1)):
+        for rank in range(num):
+            (place / f"rng_state_{rank}.pth").write_bytes((place / "rng_state.pth").read_bytes())
+    assert newest_whole(str(tmp_path), 2) == str(whole)
+    assert "rng_state_1.pth is missing" in capsys.readouterr().err
+    assert newest_whole(str(tmp_path), 3) == str(torn)
+    assert "has no rng_state_1.pth" in capsys.readouterr().err
+
+
 def test_an_older_runs_higher_number_is_not_the_newest(tmp_path):
     checkpoint(tmp_path, 900, 100)
     newer = checkpoint(tmp_path, 300, 200)
