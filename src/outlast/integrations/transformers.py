@@ -98,10 +98,14 @@ class OutlastCallback(transformers.TrainerCallback):  # type: ignore[misc]
         self.run.put_back_losses()
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        """A step or an epoch is complete: what the Trainer would save now is asked for."""
-        is_read = args.load_best_model_at_end or args.push_to_hub or args.save_strategy == "best"
-        if control.should_save and self.run is not None and not (self._trainer_saves or is_read):
-            control.should_save = False
+        """A step or an epoch is complete: what the Trainer would save now is asked for.
+
+        Also where the Trainer saves as well: neither checkpoint is to be older than the other.
+        """
+        if control.should_save and self.run is not None:
+            is_read = args.load_best_model_at_end or args.push_to_hub
+            is_read = is_read or args.save_strategy == "best"
+            control.should_save = self._trainer_saves or is_read
             self.run.session.save()
 
     on_epoch_end = on_step_end
