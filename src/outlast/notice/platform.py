@@ -30,6 +30,7 @@ from outlast.notice import Watcher, alibaba, aws, azure, gcp, slurm
 from outlast.notice.manual import CommandWatcher, FileWatcher
 from outlast.notice.source import LONGEST_TIMEOUT_S, MetadataWatcher
 
+IN_POD: Final = "KUBERNETES_SERVICE_HOST"  # Kubernetes sets it in each container
 KUBERNETES_GRACE_S: Final = 30.0  # terminationGracePeriodSeconds, unless the pod says otherwise
 _CLOUDS: Final = ("aws", "gcp", "azure", "alibaba")
 _LEADS_S: Final = {
@@ -119,8 +120,8 @@ def _platforms(platform: str, base_url: str, root: Path, environ: Mapping[str, s
         return _nobody(f"{platform!r} is not a platform that can be heard")
     if environ.get("SLURM_JOB_ID"):
         return _slurm(base_url, root, environ, "SLURM_JOB_ID is set")
-    if environ.get("KUBERNETES_SERVICE_HOST"):
-        return _kubernetes(base_url, root, "KUBERNETES_SERVICE_HOST is set")
+    if environ.get(IN_POD):
+        return _kubernetes(base_url, root, f"{IN_POD} is set")
     return _cloud_of_machine(base_url, root)
 
 
