@@ -183,6 +183,7 @@ def chosen_for(settings: Settings) -> Chosen:
         settings.notice_base_url,
         file=settings.notice_file,
         command=settings.notice_command,
+        end=settings.notice_end,
     )
 
 

@@ -318,6 +318,7 @@ class _Examination:
             "base_url": settings.notice_base_url,
             "file": str(settings.notice_file or ""),
             "command": list(settings.notice_command),
+            "end": settings.notice_end.isoformat() if settings.notice_end else "",
             "grace_s": settings.notice_grace_s,
         }
 

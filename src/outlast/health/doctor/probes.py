@@ -33,6 +33,7 @@ import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from datetime import datetime
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
@@ -422,7 +423,13 @@ def probe_past(directory: str) -> PriorRun:
 
 
 def probe_platform(
-    platform: str, base_url: str, *, file: str, command: list[str], grace_s: float | None
+    platform: str,
+    base_url: str,
+    *,
+    file: str,
+    command: list[str],
+    grace_s: float | None,
+    end: str = "",
 ) -> PlatformFacts:
     """The sources of notices that the settings ask for, each asked once.
 
@@ -432,8 +439,15 @@ def probe_platform(
         file: ``notice.file``, or "".
         command: ``notice.command``.
         grace_s: ``notice.grace``, or None.
+        end: ``notice.end``, or "".
     """
-    chosen = choose(platform, base_url, file=Path(file) if file else None, command=command)
+    chosen = choose(
+        platform,
+        base_url,
+        file=Path(file) if file else None,
+        command=command,
+        end=datetime.fromisoformat(end) if end else None,
+    )
     silent: dict[Watcher, str] = {}
     if chosen.watchers:
         with concurrent.futures.ThreadPoolExecutor(len(chosen.watchers)) as pool:
