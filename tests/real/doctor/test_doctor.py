@@ -43,10 +43,9 @@ url = "{slow}"
 BLOCKED = "{major}:{minor} 2000000"  # bytes a second
 
 
-def doctor(floor, *arguments, groups=(), env=None, at=None):
+def doctor(floor, *arguments, groups=(), first="", env=None, at=None):
     """The doctor's findings by name, and its exit code."""
-    enter = "".join(f"echo $$ > '{one}'; " for one in groups)
-
+    enter = first + "".join(f"echo $$ > '{one}'; " for one in groups)
     command = f'{enter}exec "{sys.executable}" -m outlast doctor --json "$@"'
     process = floor.cold("-c", command, "sh", *arguments, program="/bin/sh", env=env, cwd=at)
     code = process.wait()
@@ -109,7 +108,14 @@ def test_doctor_finds_full_disk_read_only_slow_storage_and_little_memory(
     assert [path.name for path in full.iterdir()] == ["filler"]
 
 
-def test_doctor_finds_what_is_written_wrong_and_mixed_installations(floor, tmp_path):
+# Any process may make itself the first to be killed, as the kubelet does with a pod without requests.
+ASKS_FOR_NOTHING = "echo 1000 > /proc/self/oom_score_adj; "
+IN_POD = {"KUBERNETES_SERVICE_HOST": "10.0.0.1"}
+
+
+def test_doctor_finds_what_is_written_wrong_mixed_installations_and_a_pod_without_requests(
+    floor, tmp_path
+):
     (tmp_path / "outlast.toml").write_text("[checkpoint]\nkep = 3\n")
     findings, code, _ = doctor(floor, at=tmp_path)
     assert code == 1
@@ -119,9 +125,14 @@ def test_doctor_finds_what_is_written_wrong_and_mixed_installations(floor, tmp_p
     info.mkdir(parents=True)
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: torch\nVersion: 2.12.0\n")
     path = os.pathsep.join([str(info.parent), os.environ.get("PYTHONPATH", "")])
-    findings, code, _ = doctor(floor, at=tmp_path, env={"PYTHONPATH": path})
+    findings, code, _ = doctor(
+        floor, at=tmp_path, env={"PYTHONPATH": path} | IN_POD, first=ASKS_FOR_NOTHING
+    )
     assert code == 1
     assert failed(findings) == {"versions"}
+    assert findings["pod"]["status"] == "warning"
+    assert "BestEffort" in findings["pod"]["seen"]
+    assert "outlast init k8s --memory" in findings["pod"]["todo"]
     assert "torch 2.12.0 is installed" in findings["versions"]["seen"]
 
 
@@ -200,7 +211,7 @@ def test_a_directory_in_memory_or_in_a_pod_s_own_layer_is_found(mount):
         directory.mkdir()
     layer = mount(f"lowerdir={lower},upperdir={upper},workdir={work}", "overlay", "overlay")
     assert place(layer).status == "ok"
-    inside = place(layer, env={"KUBERNETES_SERVICE_HOST": "10.0.0.1"})
+    inside = place(layer, env=IN_POD)
     assert inside.status == "warning"
     assert "in the container's own layer" in inside.seen
 
@@ -216,30 +227,13 @@ def test_a_pod_is_known_by_what_the_kubelet_gave_it(tmp_path):
     for name, text in files.items():
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(text)
-    found = container(tmp_path, {"KUBERNETES_SERVICE_HOST": "10.0.0.1"})
+    found = container(tmp_path, IN_POD)
     assert found == ContainerFacts(in_pod=True, oom_score_adj=1000, cpu_weight=1, rdma=["mlx5_0"])
     (tmp_path / "dev/infiniband").mkdir(parents=True)
     (tmp_path / "dev/infiniband/uverbs0").touch()
     (tmp_path / "dev/infiniband/rdma_cm").touch()
     assert container(tmp_path, {}).rdma_given == ["uverbs0"]
     assert container(tmp_path / "none", {}) == ContainerFacts()
-
-
-def test_doctor_finds_a_pod_that_asks_for_nothing(floor, tmp_path):
-    """Any process may make itself the first to be killed, as the kubelet does with such a pod."""
-    command = (
-        f'echo 1000 > /proc/self/oom_score_adj; exec "{sys.executable}" -m outlast doctor "$@"'
-    )
-    process = floor.cold(
-        *("-c", command, "sh", "--json", "--dir", tmp_path / "job"),
-        program="/bin/sh",
-        env={"KUBERNETES_SERVICE_HOST": "10.0.0.1", "OUTLAST_NOTICE_PLATFORM": "none"},
-    )
-    assert process.wait() == 0, process.text
-    (pod,) = (one for one in json.loads(process.out)["findings"] if one["name"] == "pod")
-    assert pod["status"] == "warning"
-    assert "BestEffort" in pod["seen"]
-    assert "outlast init k8s --memory" in pod["todo"]
 
 
 def test_doctor_refuses_what_cannot_be_meant(floor):
