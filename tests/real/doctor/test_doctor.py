@@ -108,7 +108,7 @@ def test_doctor_finds_full_disk_read_only_slow_storage_and_little_memory(
     assert [path.name for path in full.iterdir()] == ["filler"]
 
 
-# Any process may make itself the first to be killed, as the kubelet does with a pod without requests.
+# Any process may make itself the first to be killed, as the kubelet does with such a pod.
 ASKS_FOR_NOTHING = "echo 1000 > /proc/self/oom_score_adj; "
 IN_POD = {"KUBERNETES_SERVICE_HOST": "10.0.0.1"}
 
