@@ -45,6 +45,7 @@ from outlast.notice.source import (
     TokenHeaders,
     TokenWatcher,
     iso_utc,
+    said,
     understood,
 )
 
@@ -141,10 +142,8 @@ class AwsWatcher(TokenWatcher):
         answer = self._softer(_TIME_PATH, until)
         if answer is None:
             return None
-        if answer.status != 200:
-            raise NotUnderstoodError(f"asked for a notice, it answered status {answer.status}")
         try:
-            due = datetime.fromisoformat(answer.body.decode("ascii").strip())
+            due = datetime.fromisoformat(said(answer))
         except ValueError:
             return None  # documented: "a value that is not a time value" is no notice
         if due.tzinfo is None:
@@ -161,9 +160,7 @@ class AwsWatcher(TokenWatcher):
         answer = self._softer(_LIFECYCLE_PATH, until)
         if answer is None:
             return None
-        if answer.status != 200:
-            raise NotUnderstoodError(f"asked for its group, it answered status {answer.status}")
-        state = answer.body.decode("ascii", "replace").strip()
+        state = said(answer)
         if state not in _ENDED:
             return None
         detail = "EC2 Auto Scaling: the group ends this machine"

@@ -698,6 +698,17 @@ class TokenWatcher(MetadataWatcher):
         return False
 
 
+def said(answer: HttpResponse) -> str:
+    """What is in a plain answer; "" for nothing, also where 404 says so.
+
+    Raises:
+        NotUnderstoodError: another status.
+    """
+    if answer.status not in (200, 404):
+        raise NotUnderstoodError(f"asked for a notice, it answered status {answer.status}")
+    return answer.body.decode("ascii", "replace").strip() if answer.status == 200 else ""
+
+
 def understood(answer: HttpResponse, kind: type[_DOCUMENT]) -> _DOCUMENT:
     """The JSON document in an answer.
 

@@ -26,7 +26,7 @@ from datetime import UTC, datetime, timedelta, timezone
 from typing import ClassVar, Final
 
 from outlast.notice import Notice
-from outlast.notice.source import MetadataWatcher, NotUnderstoodError, iso_utc
+from outlast.notice.source import MetadataWatcher, NotUnderstoodError, iso_utc, said
 
 _CHINA: Final = timezone(timedelta(hours=8))
 
@@ -57,12 +57,9 @@ class SpotTimeWatcher(MetadataWatcher):
             raise NotUnderstoodError(f"asked about the machine, it answered status {answer.status}")
 
     def _ask(self) -> Notice | None:
-        answer = self._request("GET", self.path, {})
-        if answer.status == 404 or (answer.status == 200 and not answer.body.strip()):
+        text = said(self._request("GET", self.path, {}))
+        if not text:
             return None
-        if answer.status != 200:
-            raise NotUnderstoodError(f"asked for a notice, it answered status {answer.status}")
-        text = answer.body.decode("ascii", "replace").strip()
         try:
             if not self.form.fullmatch(text):
                 raise ValueError
