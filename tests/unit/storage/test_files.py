@@ -343,7 +343,14 @@ def test_a_mount_of_a_bucket_has_neither_and_takes_turns(storage, monkeypatch):
     with pytest.raises(OSError, match="Input/output error"):
         storage.put_new("f", b"1")
     monkeypatch.setattr(durable, "mount_of", lambda _: durable.Mount("fuse.rclone", ()))
-    won = []
+    exists, won = durable.Path.exists, []
+
+    def slowly(path):
+        found = exists(path)
+        threading.Event().wait(0.02)  # in which another one could come
+        return found
+
+    monkeypatch.setattr(durable.Path, "exists", slowly)
     threads = [
         threading.Thread(target=lambda n=n: won.append(storage.put_new("f", b"%d" % n)))
         for n in range(8)
