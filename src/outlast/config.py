@@ -14,11 +14,13 @@ The file is ``outlast.toml`` in the working directory, or the one that ``OUTLAST
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import os
 import shlex
 import tomllib
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from datetime import datetime
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Final, NamedTuple, TypeAlias, get_type_hints
@@ -39,6 +41,8 @@ PLATFORMS: Final = (
     "gcp",
     "azure",
     "alibaba",
+    "tencent",
+    "volcengine",
     "slurm",
     "kubernetes",
     "signal",
@@ -131,6 +135,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     """A file; there is a notice when it exists. None for no file."""
     notice_command: Annotated[tuple[str, ...], Setting("", parse_command)]
     """A command that exits with 0 when there is a notice; empty for none."""
+    notice_end: Annotated[datetime | None, Setting("", parse_end)]
+    """When this machine ends, as far as that is known beforehand; None where it is not."""
     notice_approve: Annotated[bool, Setting(False, parse_bool)]
     """Whether the platform is told that it need not wait, once all is saved."""
 
@@ -273,6 +279,17 @@ def parse_file(value: object) -> Path | None:
     if not isinstance(value, str | Path) or "\0" in str(value):
         raise ConfigError(f"{value!r} is not a file's path")
     return Path(value).expanduser().absolute() if str(value) else None
+
+
+def parse_end(value: object) -> datetime | None:
+    """Read a moment with its zone, such as 2026-12-01T11:00:00Z; None for an empty one."""
+    if value == "":
+        return None
+    with contextlib.suppress(ValueError):
+        moment = value if isinstance(value, datetime) else datetime.fromisoformat(str(value))
+        if moment.tzinfo is not None:
+            return moment
+    raise ConfigError(f"{str(value)!r} is not a moment; write it with its zone: 2026-12-01T11:00Z")
 
 
 def parse_job_directory(value: object) -> Path:

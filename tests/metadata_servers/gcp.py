@@ -19,6 +19,7 @@ from outlast.drill.metadata_server import IncomingRequest, MetadataAnswer, Metad
 _ROOT: Final = "/computeMetadata/v1/instance/"
 PREEMPTED_PATH: Final = _ROOT + "preempted"
 MAINTENANCE_PATH: Final = _ROOT + "maintenance-event"
+STOP_PATH: Final = _ROOT + "shutdown-details/stop-state"
 
 
 class GcpMetadataServer(MetadataServer):
@@ -46,6 +47,12 @@ class GcpMetadataServer(MetadataServer):
     def maintain(self, event: str = "TERMINATE_ON_HOST_MAINTENANCE") -> None:
         """Announce host maintenance."""
         self._set(MAINTENANCE_PATH, event)
+
+    def stop_gracefully(self, state: str = "PENDING_STOP") -> None:
+        """Begin to stop a machine whose graceful shutdown is on; or say another state."""
+        with self._changed:
+            self._values.setdefault(STOP_PATH, "")
+        self._set(STOP_PATH, state)
 
     def withdraw(self) -> None:
         """Take all announcements back."""

@@ -93,6 +93,23 @@ def test_arguments_come_back_from_bash_and_from_a_task(arguments):
     assert told == ["run", "--standalone", "--nproc-per-node", "1", "my train.py", *arguments]
 
 
+# What SkyPilot puts behind a task's commands where something is mounted with a cache: until 0.11.2,
+# and from 0.12.0 on (sky/backends/task_codegen.py). Both wait for uploads in between.
+APPENDED = {
+    "0.11.2": "if [ -d / ]; then\n    sleep 0\nfi\n",
+    "0.12.0": "kept=$?\nif [ -d / ]; then\n    sleep 0\nfi\nexit $kept\n",
+}
+
+
+@pytest.mark.parametrize("code", [int(Exit.FINISHED), int(Exit.DRAINED), int(Exit.USAGE), 137])
+@pytest.mark.parametrize("version", APPENDED)
+def test_what_skypilot_appends_hides_no_exit_code(version, code):
+    task = Sky(training=training(), accelerator="H100", bucket="s3://b").render()
+    text = f"outlast() {{ return {code}; }}\n{yaml.safe_load(task)['run']}\n{APPENDED[version]}"
+    done = subprocess.run(["bash", "-c", text], capture_output=True, check=False)
+    assert (done.returncode, done.stderr) == (code, b"")
+
+
 class Site:
     """A place where the script runs: its programs, and what they were called with."""
 

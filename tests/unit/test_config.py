@@ -1,5 +1,6 @@
 """Settings: every source, every parser, every refusal in words."""
 
+from datetime import UTC, datetime
 from pathlib import Path
 
 import hypothesis.strategies as st
@@ -82,6 +83,10 @@ CASES = {
     "notice.requeue": ("true", "false", "true", lambda s: str(s.notice_requeue).lower()),
     "notice.file": ("/a", "/b", "/c", lambda s: str(s.notice_file)),
     "notice.command": ("a", "b", "c", lambda s: " ".join(s.notice_command)),
+    "notice.end": (
+        *(f"2030-01-0{day}T00:00:00+00:00" for day in (1, 2, 3)),
+        lambda s: s.notice_end.isoformat(),
+    ),
     "notice.approve": ("true", "false", "true", lambda s: str(s.notice_approve).lower()),
     "peer.replicas": ("0", "1", "2", lambda s: str(s.peer_replicas)),
     "peer.rate": ("1 MB/s", "2 GB/s", "3 MB/s", lambda s: rate(s.peer_rate_bytes)),
@@ -351,6 +356,12 @@ GOOD = [
     ("notice.file", "/run/leave", "notice_file", Path("/run/leave")),
     ("notice.command", "", "notice_command", ()),
     ("notice.command", "ask 'the site' $HOME", "notice_command", ("ask", "the site", "$HOME")),
+    ("notice.end", "2030-01-01T02:00+02:00", "notice_end", datetime(2030, 1, 1, tzinfo=UTC)),
+    (
+        *("notice.end", datetime(2030, 1, 1, tzinfo=UTC), "notice_end"),
+        datetime(2030, 1, 1, tzinfo=UTC),
+    ),
+    ("notice.end", "", "notice_end", None),
     ("notice.approve", True, "notice_approve", True),
     ("notice.approve", "true", "notice_approve", True),
     ("notice.approve", "False", "notice_approve", False),
@@ -415,6 +426,10 @@ BAD = [
     *(
         ("notice.command", value, "write a program and its arguments, quoted as for a shell")
         for value in (1, ["ask"], "ask 'site", "a\0b")
+    ),
+    *(
+        ("notice.end", value, "is not a moment; write it with its zone: 2026-12-01T11:00Z")
+        for value in ("tomorrow", "2030-01-01T00:00", "2030-01-01", datetime(2030, 1, 1), 5)
     ),
     *(("notice.approve", value, "is neither true nor false") for value in ("perhaps", 2, "", [])),
     *(("peer.replicas", value, 'write "auto", or 0 to 2') for value in (3, -1, 1.5, "x", True, "")),
@@ -498,6 +513,7 @@ def test_rows_for_explain():
         "notice.requeue": ("false", "default"),
         "notice.file": ("", "default"),
         "notice.command": ("", "default"),
+        "notice.end": ("", "default"),
         "notice.approve": ("false", "default"),
         "peer.replicas": ("auto", "default"),
         "peer.rate": ("auto", "default"),

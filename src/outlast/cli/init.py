@@ -5,7 +5,9 @@ a scheduler would refuse by its form (a name, a number) is refused here, in one 
 in a file are those of :class:`outlast.errors.Exit`; none is written down a second time. How each is
 answered is decided here, for all schedulers:
 
-- drained (75): start again, and never count it: that is the plan, not a failure.
+- drained (75): start again, and never count it: that is the plan, not a failure. No scheduler can
+  tell a healthy machine from a doomed one, so `outlast run` bounds it itself: a notice that comes
+  again and again before a step is made is waited with, and in the end it leaves with 76.
 - usage (2), refused (78): never start again: the next attempt would say the same.
 - gave up (76): never. A lost machine is not among its reasons: the others go on, or wait for it.
 - storage (77): Kubernetes tries a few times, as the next pod may land on a machine whose mount
@@ -37,6 +39,7 @@ import click
 import msgspec
 
 from outlast.errors import ConfigError, Exit
+from outlast.tiers import OBJECT_SCHEMES
 
 if TYPE_CHECKING:
     import jinja2
@@ -129,7 +132,12 @@ POD_WAITS_S: Final = 86_400  # for enough others
 
 # How long a pod has on a spot machine of this cloud, counted from SIGTERM, less the slack.
 # GKE cuts at 15 s whatever the pod asks for, unless its node pool says more.
-SPOT_GRACE_S: Final = {"gke": 15, "eks": 110, "aks": 20}
+SPOT_GRACE_S: Final = {"gke": 15, "eks": 110, "karpenter": 110, "aks": 20}
+
+# What a worker's pod asks for unless told otherwise: little enough for the smallest machines with a
+# GPU (4 cores, 15 GB), and something, since a pod that asks for nothing is evicted first.
+POD_MEMORY_GIB: Final = {"gpu": 8, "cpu": 2}
+POD_CPUS_PER_GPU: Final = 2
 
 _NODES: Final = re.compile(r"\d{1,9}(:\d{1,9})?", re.ASCII)
 _TIME: Final = re.compile(r"\d+(:\d+){0,2}|\d+-\d+(:\d+){0,2}")
@@ -138,6 +146,12 @@ _IMAGE: Final = re.compile(r"[a-zA-Z0-9][\w./:@-]*", re.ASCII)
 _SUBDOMAIN: Final = re.compile(r"[a-z0-9]([-.a-z0-9]*[a-z0-9])?")
 _ACCELERATOR: Final = re.compile(r"[A-Za-z0-9][\w.-]*", re.ASCII)
 _BUCKET: Final = re.compile(r"(s3|gs|r2|cos|oci|nebius|https)://[^\s\"'\\${}]+")
+_MEM: Final = re.compile(r"0|[1-9]\d{0,9}[KMGT]?", re.ASCII)
+_QUANTITY: Final = re.compile(r"[1-9]\d{0,9}([KMGTP]i|[kMGTP])", re.ASCII)
+_RESOURCE: Final = re.compile(
+    r"([a-z0-9][-a-z0-9.]{0,62}/)?[A-Za-z0-9][-\w.]{0,62}=[1-9]\d{0,9}([KMGTP]i|[kMGTP])?", re.ASCII
+)
+_OTHERWISE: Final = {"cpu": "--cpus-per-gpu", "memory": "--memory", "nvidia.com/gpu": "--gpus"}
 
 
 class Training(msgspec.Struct, frozen=True, kw_only=True):
@@ -228,6 +242,7 @@ class Slurm(msgspec.Struct, frozen=True, kw_only=True):
         partition: where it may run, or "" for the site's default.
         grace_s: how long before the time limit Slurm says so.
         cpus_per_gpu: cores for each GPU: its worker, that one's data loaders, the keeper.
+        mem: memory of each machine in Slurm's form, or "" for the site's default.
     """
 
     training: Training
@@ -236,6 +251,7 @@ class Slurm(msgspec.Struct, frozen=True, kw_only=True):
     partition: str = ""
     grace_s: int = DEFAULT_GRACE_S
     cpus_per_gpu: int = 8
+    mem: str = ""
 
     def __post_init__(self) -> None:
         if not _TIME.fullmatch(self.time):
@@ -255,6 +271,10 @@ class Slurm(msgspec.Struct, frozen=True, kw_only=True):
                 "ahead: nothing would be trained; give more time, or less grace"
             )
         check_number("--cpus-per-gpu", self.cpus_per_gpu, 1, 256)
+        if self.mem and not _MEM.fullmatch(self.mem):
+            raise ConfigError(
+                f"--mem {self.mem} is not what Slurm reads; write 200G, or 0 for all of a machine's"
+            )
 
     def render(self) -> str:
         """The script."""
@@ -275,9 +295,13 @@ class Kubernetes(msgspec.Struct, frozen=True, kw_only=True):
         kind: "job", "jobset" or "trainjob".
         image: the container image, with outlast and the script in it.
         claim: the PersistentVolumeClaim that holds the job's directory.
-        spot: "gke", "eks" or "aks" to ask for that cloud's spot machines, or "".
+        spot: "gke", "eks" or "aks" to ask for that cloud's spot machines, "karpenter" for those
+            that Karpenter or EKS Auto Mode makes, or "".
         grace_s: seconds between SIGTERM and SIGKILL that the drain may use; None for what the
             machines give.
+        memory: that each pod asks for, as 64Gi; "" for a little for each worker.
+        cpus_per_gpu: cores that it asks for, for each GPU.
+        resources: what else it gets, such as "rdma/ib=1".
     """
 
     training: Training
@@ -286,6 +310,9 @@ class Kubernetes(msgspec.Struct, frozen=True, kw_only=True):
     kind: str = "job"
     spot: str = ""
     grace_s: int | None = None
+    memory: str = ""
+    cpus_per_gpu: int = POD_CPUS_PER_GPU
+    resources: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         if not _IMAGE.fullmatch(self.image):
@@ -296,6 +323,33 @@ class Kubernetes(msgspec.Struct, frozen=True, kw_only=True):
             )
         if self.grace_s is not None:
             check_number("--grace", self.grace_s, 5, 86_400)
+        if self.memory and not _QUANTITY.fullmatch(self.memory):
+            raise ConfigError(f"--memory {self.memory} is not an amount; write 64Gi or 500G")
+        check_number("--cpus-per-gpu", self.cpus_per_gpu, 1, 256)
+        names = [one.partition("=")[0] for one in self.resources]
+        for one, name in zip(self.resources, names, strict=True):
+            if not _RESOURCE.fullmatch(one):
+                raise ConfigError(f"{one!r} is not a resource; write --resource rdma/ib=1")
+            if name in _OTHERWISE:
+                raise ConfigError(f"--resource {one}: say that with {_OTHERWISE[name]}")
+            if names.count(name) > 1:
+                raise ConfigError(f"--resource {name} is given twice; give it once")
+
+    @property
+    def requests(self) -> dict[str, str]:
+        """What each pod asks for besides its GPUs: resource → amount."""
+        training = self.training
+        each = POD_MEMORY_GIB["cpu" if training.cpus else "gpu"]
+        return {
+            "cpu": str(training.cpus or training.gpus * self.cpus_per_gpu),
+            "memory": self.memory or f"{each * training.workers}Gi",
+        }
+
+    @property
+    def limits(self) -> dict[str, str]:
+        """What it gets to itself: resource → number."""
+        gpus = {} if self.training.cpus else {"nvidia.com/gpu": str(self.training.gpus)}
+        return gpus | dict(one.split("=", 1) for one in self.resources)
 
     @property
     def drain_s(self) -> int:
@@ -341,12 +395,14 @@ class Sky(msgspec.Struct, frozen=True, kw_only=True):
         accelerator: SkyPilot's name of the GPU; not used where the job has none.
         bucket: the bucket that holds the job's directory, or "".
         volume: the SkyPilot volume that holds it, or "". One of the two.
+        spot: whether machines that may be taken back are rented; None: with a bucket they are.
     """
 
     training: Training
     accelerator: str = ""
     bucket: str = ""
     volume: str = ""
+    spot: bool | None = None
 
     def __post_init__(self) -> None:
         if self.training.cpus and self.accelerator:
@@ -374,6 +430,17 @@ class Sky(msgspec.Struct, frozen=True, kw_only=True):
             )
         if self.volume and not _SUBDOMAIN.fullmatch(self.volume):
             raise ConfigError(f"{self.volume!r} is not a volume's name; see: sky volumes ls")
+
+    @property
+    def use_spot(self) -> bool:
+        """Volumes are Kubernetes' and RunPod's, where spot machines are mostly not to be had."""
+        return bool(self.bucket) if self.spot is None else self.spot
+
+    @property
+    def tier(self) -> str:
+        """The bucket as a tier of ours, "" where outlast does not speak its protocol."""
+        is_ours = self.bucket.partition("://")[0] in OBJECT_SCHEMES
+        return f"{self.bucket.rstrip('/')}/{self.training.name}-checkpoints" if is_ours else ""
 
     def render(self) -> str:
         """The task."""
@@ -451,9 +518,17 @@ def _common(function: Callable[..., Any]) -> Callable[..., Any]:
 @click.option("--partition", default="", help="Where it may run.")
 @click.option("--grace", default=120, show_default=True, help="Seconds' notice of the limit.")
 @click.option("--cpus-per-gpu", default=8, show_default=True, help="Cores for each GPU.")
+@click.option("--mem", default="", help="Memory of each machine, as 200G; 0 for all of it.")
 @click.option("--dir", "directory", default="outlast-job", help="The job's directory; shared.")
 def slurm(
-    time: str, partition: str, grace: int, cpus_per_gpu: int, directory: str, **common: Any
+    *,
+    time: str,
+    partition: str,
+    grace: int,
+    cpus_per_gpu: int,
+    mem: str,
+    directory: str,
+    **common: Any,
 ) -> None:
     """A batch script for sbatch. The script's arguments come last, after --."""
     recipe = Slurm(
@@ -463,6 +538,7 @@ def slurm(
         partition=partition,
         grace_s=grace,
         cpus_per_gpu=cpus_per_gpu,
+        mem=mem,
     )
     _write(recipe, common, f"{recipe.training.name}.sbatch")
 
@@ -478,10 +554,24 @@ def slurm(
 )
 @click.option("--image", required=True, help="Has outlast and the script in it.")
 @click.option("--claim", required=True, help="PersistentVolumeClaim for the job's directory.")
-@click.option("--spot", type=click.Choice(["gke", "eks", "aks"]), help="Ask for spot machines.")
+@click.option("--spot", type=click.Choice(list(SPOT_GRACE_S)), help="Ask for spot machines.")
 @click.option("--grace", type=int, help="Seconds a drain may take (120; on spot: the cloud's).")
+@click.option("--memory", default="", help="That each pod asks for, as 64Gi.")
+@click.option("--cpus-per-gpu", default=POD_CPUS_PER_GPU, help="Cores that it asks for.")
+@click.option(
+    "--resource", "resources", multiple=True, help="What else it gets, as rdma/ib=1; repeatable."
+)
 def k8s(
-    kind: str, image: str, claim: str, spot: str | None, grace: int | None, **common: Any
+    *,
+    kind: str,
+    image: str,
+    claim: str,
+    spot: str | None,
+    grace: int | None,
+    memory: str,
+    cpus_per_gpu: int,
+    resources: tuple[str, ...],
+    **common: Any,
 ) -> None:
     """Manifests for kubectl apply. The script's arguments come last, after --."""
     recipe = Kubernetes(
@@ -491,6 +581,9 @@ def k8s(
         claim=claim,
         spot=spot or "",
         grace_s=grace,
+        memory=memory,
+        cpus_per_gpu=cpus_per_gpu,
+        resources=resources,
     )
     _write(recipe, common, f"{recipe.training.name}.yaml")
 
@@ -500,9 +593,11 @@ def k8s(
 @click.option("--gpu-type", default="", help="SkyPilot's name of the GPU, as H100.")
 @click.option("--bucket", default="", help="For the job's directory: s3://NAME, gs://NAME.")
 @click.option("--volume", default="", help="For the job's directory: a SkyPilot volume.")
-def sky(gpu_type: str, bucket: str, volume: str, **common: Any) -> None:
+@click.option("--spot/--no-spot", default=None, help="Rent spot machines; default: with a bucket.")
+def sky(gpu_type: str, bucket: str, volume: str, spot: bool | None, **common: Any) -> None:
     """A task for sky jobs launch. The script's arguments come last, after --."""
-    recipe = Sky(training=_training(common), accelerator=gpu_type, bucket=bucket, volume=volume)
+    training = _training(common)
+    recipe = Sky(training=training, accelerator=gpu_type, bucket=bucket, volume=volume, spot=spot)
     _write(recipe, common, f"{recipe.training.name}.sky.yaml")
 
 

@@ -290,6 +290,7 @@ def _rendered(answer: MetadataAnswer, padding_bytes: int, software: str) -> byte
 
 ACTION_PATH: Final = "/latest/meta-data/spot/instance-action"
 TIME_PATH: Final = "/latest/meta-data/spot/termination-time"
+LIFECYCLE_PATH: Final = "/latest/meta-data/autoscaling/target-lifecycle-state"
 REBALANCE_PATH: Final = "/latest/meta-data/events/recommendations/rebalance"
 
 
@@ -324,6 +325,11 @@ class AwsMetadataServer(MetadataServer):
         with self._changed:
             self._documents.pop(ACTION_PATH, None)
             self._documents[TIME_PATH] = value.encode()
+
+    def set_target_state(self, state: str) -> None:
+        """Say what state the machine's Auto Scaling group wants it in, such as "InService"."""
+        with self._changed:
+            self._documents[LIFECYCLE_PATH] = state.encode()
 
     def recommend_rebalance(self) -> None:
         """Recommend, from now on, to move work to another machine."""

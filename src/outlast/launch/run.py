@@ -24,10 +24,11 @@ import shlex
 import shutil
 import signal
 import socket
+import threading
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
 import msgspec
 from torch.distributed.elastic.agent.server.api import WorkerSpec
@@ -69,12 +70,13 @@ from outlast.ledger.job import Job, JobLock, enter_plan, read_job, versions
 from outlast.ledger.measured import Measured
 from outlast.ledger.narrator import Narrator, place, say
 from outlast.ledger.past import Past
-from outlast.notice import UNKNOWN_GRACE_S
+from outlast.notice import UNKNOWN_GRACE_S, Notice
 from outlast.notice.desk import GraceCheck, NoticeDesk, checked, standing
-from outlast.notice.signals import EarlySignals
+from outlast.notice.signals import EarlySignals, is_signal
 from outlast.notice.slurm import requeue
 from outlast.peer.claims import term_over
 from outlast.peer.key import Tls
+from outlast.policy.drain import IDLE_MOST, stay_s
 from outlast.policy.exclusion import Exclusion
 from outlast.policy.membership import MembershipRules
 from outlast.policy.restart import RestartVerdict
@@ -114,6 +116,7 @@ def run(arguments: list[str], server: WarmServer | None = None) -> int:
     settle(settings, launch.command, is_alone=lock.is_alone)
     if rendezvous is None:
         rendezvous = _alone(launch, settings, past, is_locked=lock.is_held)
+    before = _Standing(past.promised, past.idle)
     _tell_workers(settings, job)
     quieten_loggers(os.environ)
     ledger = QueuedLedger(settings.dir, job=job.id)
@@ -125,11 +128,7 @@ def run(arguments: list[str], server: WarmServer | None = None) -> int:
     grace_check = GraceCheck(settings)
     narrator = Narrator(settings.dir, also=grace_check.take)
     keeper = _start_keeper(settings, job, rendezvous, ledger)
-    if isinstance(rendezvous, Membership):
-        introduce(rendezvous, keeper, settings)
-    elif isinstance(rendezvous, OneMachine):
-        name = rendezvous.term.name
-        rendezvous.term.on_claimed = lambda number: keeper.tell_members(number, [], 0, term=name)
+    _tell_keeper(rendezvous, keeper, settings)
     if settings.restart_let_in:
         readmit(rendezvous, ledger)
     workers = launch.config.nproc_per_node
@@ -150,13 +149,9 @@ def run(arguments: list[str], server: WarmServer | None = None) -> int:
     others_go_on = (isinstance(rendezvous, Membership) and rendezvous.others_go_on) or (
         term is not None and bool(term.overtaken)
     )
+    idle = 0
     if not others_go_on:
-        ledger.append(
-            "job_finished",
-            exit_code=verdict.exit_code,
-            reason=verdict.reason,
-            kind=verdict.kind.value if verdict.kind else None,
-        )
+        verdict, idle = _record_end(ledger, verdict, before, past, desk.notice)
     ledger.close()
     if term is not None:
         term.close(verdict.exit_code, verdict.reason)
@@ -165,9 +160,77 @@ def run(arguments: list[str], server: WarmServer | None = None) -> int:
     if verdict.exit_code == Exit.DRAINED:
         desk.acknowledge()
     _conclude(verdict, job, settings.dir, shlex.join(["outlast", "run", *arguments]))
+    _stay(idle, desk.notice, settings.restart_back_off_s)
     if settings.notice_requeue and verdict.exit_code == Exit.DRAINED and not others_go_on:
         requeue(os.environ)
     return verdict.exit_code
+
+
+class _Standing(NamedTuple):
+    """How far the job was when this process began.
+
+    Attributes:
+        promised: its newest checkpoint.
+        idle: drains in a row before, between which there was no new one.
+    """
+
+    promised: int
+    idle: int
+
+    def idle_after(self, past: Past, notice: Notice | None) -> int:
+        """The same after one more drain.
+
+        A signal does not count: whoever sends one knows that this job leaves, and why.
+        """
+        with contextlib.suppress(StorageError):
+            past.look()
+        if past.promised != self.promised:
+            return 0
+        return self.idle + (notice is None or not is_signal(notice))
+
+
+def _record_end(
+    ledger: Ledger, verdict: RestartVerdict, before: _Standing, past: Past, notice: Notice | None
+) -> tuple[RestartVerdict, int]:
+    """Write down how the job ended; returns that, and its drains in a row without progress."""
+    idle = before.idle_after(past, notice) if verdict.exit_code == Exit.DRAINED else 0
+    if idle > IDLE_MOST:
+        verdict, idle = _never_ends(idle, notice), 0
+    ledger.append(
+        "job_finished",
+        exit_code=verdict.exit_code,
+        reason=verdict.reason,
+        kind=verdict.kind.value if verdict.kind else None,
+        idle=idle or None,
+    )
+    return verdict, idle
+
+
+def _never_ends(idle: int, notice: Notice | None) -> RestartVerdict:
+    said = f": the notice comes back with each start ({notice.detail})" if notice else ""
+    return _gave_up(
+        f"drained {idle} times in a row without a new checkpoint{said}. End that notice, or start "
+        "the job on another machine"
+    )
+
+
+def _stay(idle: int, notice: Notice | None, longest_s: float) -> None:
+    """See ``stay_s``; any signal ends it."""
+    if notice is None or is_signal(notice):
+        return
+    left_s = notice.seconds_left(time.time())
+    wait_s = stay_s(idle, longest_s=longest_s, left_s=left_s)
+    if wait_s <= 0:
+        return
+    woken = threading.Event()
+    for each in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        signal.signal(each, lambda *_: woken.set())
+    say(
+        f"drained {idle} times in a row without a new checkpoint: staying for {wait_s:.0f} s, so "
+        f"that this machine is not taken for a good one at once ({notice.detail}). After "
+        f"{IDLE_MOST} times it gives up"
+    )
+    woken.wait(wait_s)
 
 
 def _begin(ledger: Ledger, arguments: list[str], directory: Path, *, joins: bool) -> None:
@@ -221,6 +284,17 @@ def _start_keeper(
     keeper = Supervisor(setup, TierWaits(say).tell, functools.partial(note_gap, ledger, "keeper"))
     keeper.start()
     return keeper
+
+
+def _tell_keeper(
+    rendezvous: RendezvousHandler, keeper: Supervisor, settings: config.Settings
+) -> None:
+    """The keeper has to know who takes part."""
+    if isinstance(rendezvous, Membership):
+        introduce(rendezvous, keeper, settings)
+    elif isinstance(rendezvous, OneMachine):
+        name = rendezvous.term.name
+        rendezvous.term.on_claimed = lambda number: keeper.tell_members(number, [], 0, term=name)
 
 
 def _attempts(

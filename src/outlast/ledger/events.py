@@ -63,7 +63,8 @@ replica_refused    peer (its address), reason: traffic between machines that was
 held               what (a process that was killed and has not ended, in words), seconds (since it
                    was killed), over (true: it has gone)
 watch_gap          what (watcher, keeper, a symptom), reason, from_t, seconds: nobody watched
-job_finished       exit_code, reason, kind (of the failure that ended it, or null)
+job_finished       exit_code, reason, kind (of the failure that ended it, or null), idle (drains in
+                   a row, this one included, between which nothing was committed; null for none)
 =================  ============================================================================
 
 ``wrong``, ``back`` and ``left`` say in words what the ledger has of a loss that went wrong, of a

@@ -32,7 +32,7 @@ import msgspec
 
 from outlast._version import __version__
 from outlast.config import Settings, as_rows
-from outlast.durable import sync_directory
+from outlast.durable import name_new, sync_directory
 from outlast.errors import ConfigError, StorageError, remedy, unusable
 from outlast.ledger.events import Event
 from outlast.ledger.file import FILE_NAME as LEDGER
@@ -216,7 +216,7 @@ def put_file(path: Path, data: bytes, *, anew: bool) -> bool:
     """
     with _written_beside(path, data) as part:
         if anew:
-            return _name_new(part, path)
+            return name_new(part, path)  # of two that start at once, one's id is everybody's
         part.replace(path)
         return True
 
@@ -236,15 +236,6 @@ def _written_beside(path: Path, data: bytes) -> Iterator[Path]:
     finally:
         with contextlib.suppress(OSError):  # what was wrong is said
             part.unlink()
-
-
-def _name_new(part: Path, path: Path) -> bool:
-    # A link, not a rename: of two that start at once, the second finds the first one's id.
-    try:
-        os.link(part, path)
-    except FileExistsError:
-        return False
-    return True
 
 
 def _replace(part: Path, path: Path) -> bool:

@@ -91,6 +91,7 @@ class _PastState(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     scope: Scope | None = None
     gone: list[str] = []
     finished_t: float = 0.0
+    idle: int = 0
 
 
 _LATEST_T: Final = 1e12  # no clock shows it: such a time is garbage
@@ -283,6 +284,11 @@ class Past:
         return self._known.finished_t
 
     @property
+    def idle(self) -> int:
+        """Drains in a row, up to the newest end of the job, between which nothing was committed."""
+        return self._known.idle
+
+    @property
     def costs_s(self) -> list[float]:
         """What each of the newest checkpoints has cost training, oldest first."""
         return list(self._known.costs_s)
@@ -359,6 +365,8 @@ class Past:
         event = decode(line)
         if event is not None:
             known.attempt = max(known.attempt, event.attempt)
+            if event.event == "job_finished":
+                self._ended(event)
             self._checkpoint(event)
             self._machine(event)
             if not event.get("joins"):  # another machine of the same attempt
@@ -399,11 +407,15 @@ class Past:
             if event.get("cause"):
                 self.sightings = [*self.sightings[1 - REMEMBERED_SIGHTINGS :], _sighting(event)]
 
+    def _ended(self, event: Event) -> None:
+        idle = event.get("idle")
+        self._known.idle = idle if isinstance(idle, int) else 0
+        if event.get("exit_code") == 0:  # what came again did nothing
+            self._known.finished_t = self._known.finished_t or event.t
+
     def _checkpoint(self, event: Event) -> None:
         known = self._known
-        if event.event == "job_finished" and event.get("exit_code") == 0:
-            known.finished_t = known.finished_t or event.t  # what came again did nothing
-        elif event.event in ("commit", "rollback"):
+        if event.event in ("commit", "rollback"):
             known.finished_t = 0.0
             took_s = event.get("durable_s")
             known.took_s = float(took_s) if isinstance(took_s, int | float) else known.took_s

@@ -13,9 +13,10 @@ proxies); treating a metadata service that has stopped answering as a sign of th
 throttled and restarted on healthy machines).
 
 Files within: ``source`` (what all watchers share: how they ask, and the thread that does);
-``aws``, ``gcp``, ``azure``, ``alibaba``, ``slurm``, ``manual`` (a file, a command: whoever runs the
-machine says so) and ``signals``; ``platform`` (which of them this machine is on); ``desk`` (who
-hears them in a job) and ``lookout`` (``outlast watch``).
+``aws``, ``gcp``, ``azure``, ``alibaba``, ``spot_time`` (Tencent Cloud, Volcengine), ``slurm``,
+``manual`` (a file, a command, a known end: whoever runs the machine says so) and ``signals``;
+``platform`` (which of them this machine is on); ``desk`` (who hears them in a job) and ``lookout``
+(``outlast watch``).
 """
 
 from __future__ import annotations

@@ -27,6 +27,7 @@ from outlast.notice.source import (
     TokenRefusedError,
     TokenWatcher,
     iso_utc,
+    said,
 )
 
 BASE_URL: Final = "http://100.100.100.200"
@@ -57,12 +58,9 @@ class AlibabaWatcher(TokenWatcher):
             raise NotUnderstoodError(f"asked for its zone, it answered status {answer.status}")
 
     def _ask(self) -> Notice | None:
-        answer = self._get(_TIME_PATH)
-        if answer.status == 404 or (answer.status == 200 and not answer.body.strip()):
+        text = said(self._get(_TIME_PATH))
+        if not text:
             return None
-        if answer.status != 200:
-            raise NotUnderstoodError(f"asked for a notice, it answered status {answer.status}")
-        text = answer.body.decode("ascii", "replace").strip()
         try:
             if not _TIME.fullmatch(text):
                 raise ValueError

@@ -3,20 +3,25 @@
 Each poll asks for ``spot/instance-action`` first: 404 says that nothing is planned, 200 names the
 action and its time, 401 says that our session token is no longer good. The lead time is 120 s at
 best; a machine that will hibernate gets none at all, so its deadline is the moment it was heard.
-Where nothing is planned, two softer questions follow: ``spot/termination-time`` (the older form of
-the notice, kept "for backward compatibility"; a value that is no time means none) and
-``events/recommendations/rebalance`` (an early notice: it may come well before the other, with it,
-or lead to nothing). Source: "Spot Instance interruption notices", "EC2 instance rebalance
-recommendations" and "Use IMDSv2" in the EC2 user guide.
+Where nothing is planned, three softer questions follow: ``spot/termination-time`` (the older form
+of the notice, kept "for backward compatibility"; a value that is no time means none),
+``autoscaling/target-lifecycle-state`` (of a machine that an Auto Scaling group ends by itself, as
+capacity rebalancing does before any interruption is announced: a notice without a time, since only
+the group knows how long its lifecycle hooks wait) and ``events/recommendations/rebalance`` (an
+early notice: it may come well before the others, with them, or lead to nothing). Source: "Spot
+Instance interruption notices", "EC2 instance rebalance recommendations" and "Use IMDSv2" in the EC2
+user guide, "Retrieve the target lifecycle state through instance metadata" in that of EC2 Auto
+Scaling.
 
 Guarantees: ``poll`` never raises; anything but a documented answer is no notice. What is said at
 ``instance-action`` wins, and counts whatever the softer questions meet. These are put in the first
 poll and then in every fifth, or 5 s after the last time if that comes first: a poll is processor
-time that training could have had. They share 0.4 s, and after one that failed both are left out
+time that training could have had. They share 0.4 s, and after one that failed all are left out
 for 10 s, so they do not make the next poll late.
 
 What can go wrong: a notice that is given at ``termination-time`` alone is heard 5 s later than it
-could be, of the 120 s.
+could be, of the 120 s. Where a group has no termination hook, its machine may be shut down before
+that state is asked for; the system's own SIGTERM is heard then.
 
 Rejected: IMDSv1 (may be switched off, and needs no token from whoever can make us send a GET); a
 thread for the rebalance recommendation (a second token and twice the requests, for word that may
@@ -40,6 +45,7 @@ from outlast.notice.source import (
     TokenHeaders,
     TokenWatcher,
     iso_utc,
+    said,
     understood,
 )
 
@@ -47,6 +53,8 @@ BASE_URL: Final = "http://169.254.169.254"
 LEAD_S: Final = 120.0  # what EC2 means to give; hibernation gives none
 _ACTION_PATH: Final = "/latest/meta-data/spot/instance-action"
 _TIME_PATH: Final = "/latest/meta-data/spot/termination-time"
+_LIFECYCLE_PATH: Final = "/latest/meta-data/autoscaling/target-lifecycle-state"
+_ENDED: Final = ("Terminated", "Warmed:Terminated")
 _REBALANCE_PATH: Final = "/latest/meta-data/events/recommendations/rebalance"
 _HEADERS: Final = TokenHeaders("X-aws-ec2-metadata-token-ttl-seconds", "X-aws-ec2-metadata-token")
 _SOFTER_S: Final = 0.4  # for both questions; with the first they fit into a polling period of 1 s
@@ -91,7 +99,9 @@ class AwsWatcher(TokenWatcher):
             return self._softer_said
         until = time.monotonic() + _SOFTER_S
         try:
-            self._softer_said = self._terminated(until) or self._recommended(until)
+            self._softer_said = (
+                self._terminated(until) or self._scaled_in(until) or self._recommended(until)
+            )
         except Exception:
             self._softer_said = None
             self._next_softer(_LEFT_OUT_S, math.inf)
@@ -132,10 +142,8 @@ class AwsWatcher(TokenWatcher):
         answer = self._softer(_TIME_PATH, until)
         if answer is None:
             return None
-        if answer.status != 200:
-            raise NotUnderstoodError(f"asked for a notice, it answered status {answer.status}")
         try:
-            due = datetime.fromisoformat(answer.body.decode("ascii").strip())
+            due = datetime.fromisoformat(said(answer))
         except ValueError:
             return None  # documented: "a value that is not a time value" is no notice
         if due.tzinfo is None:
@@ -147,6 +155,16 @@ class AwsWatcher(TokenWatcher):
             deadline_t=due_t,
             detail=f"EC2 spot: terminate at {iso_utc(due_t)}",
         )
+
+    def _scaled_in(self, until: float) -> Notice | None:
+        answer = self._softer(_LIFECYCLE_PATH, until)
+        if answer is None:
+            return None
+        state = said(answer)
+        if state not in _ENDED:
+            return None
+        detail = "EC2 Auto Scaling: the group ends this machine"
+        return self._once(state, action="terminate", deadline_t=None, detail=detail)
 
     def _recommended(self, until: float) -> Notice | None:
         answer = self._softer(_REBALANCE_PATH, until)

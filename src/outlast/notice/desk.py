@@ -39,7 +39,7 @@ from outlast.notice.platform import Chosen, choose
 from outlast.notice.signals import SignalNotice, signal_notice
 from outlast.notice.source import WatchThread
 from outlast.policy.drain import HTTP_S, DrainTier, check, on_early
-from outlast.storage.trust import is_network
+from outlast.storage.trust import outlasts
 from outlast.tiers import Tier
 
 logger = logging.getLogger(__name__)
@@ -88,7 +88,7 @@ def lanes(tiers: tuple[Tier, ...], measured: Measured) -> list[DrainTier]:
         seen = measured.save(tier.name)
         lane = DrainTier(
             name=tier.name,
-            outlasts=tier.kind == "object" or is_network(tier.url),
+            outlasts=tier.kind == "object" or outlasts(tier.url),
             slow_s=seen.slow_s if seen else None,
             fast_s=seen.fast_s if seen else None,
             size=measured.sizes.get(tier.name, 0),
@@ -183,6 +183,7 @@ def chosen_for(settings: Settings) -> Chosen:
         settings.notice_base_url,
         file=settings.notice_file,
         command=settings.notice_command,
+        end=settings.notice_end,
     )
 
 

@@ -1,4 +1,4 @@
-"""Google Cloud: two keys of the metadata server, each behind a GET that hangs until it changes.
+"""Google Cloud: three keys of the metadata server, each behind a GET that hangs until it changes.
 
 ``instance/preempted`` turns from FALSE to TRUE when a Spot machine is taken back: 30 s are left
 then. Where ``preemptionNoticeDuration`` is set on the machine it is 120 s more, but the server
@@ -6,9 +6,15 @@ does not tell the machine so; our deadline is the earlier one. ``instance/mainte
 NONE, MIGRATE_ON_HOST_MAINTENANCE (the machine moves and goes on: an early notice without a
 deadline) or TERMINATE_ON_HOST_MAINTENANCE, 60 s ahead, or an hour ahead on machines with GPUs (an
 early notice with its deadline, and a hard one for the last two minutes). The server gives the 60 s
-only to a machine that has asked since its last maintenance, which these watchers do. Source: "Spot
-VMs", "Query the metadata server for maintenance event notices" and "View and query VM metadata"
-(``wait_for_change``, ``last_etag``, ``timeout_sec``) in the Compute Engine documentation.
+only to a machine that has asked since its last maintenance, which these watchers do.
+``instance/shutdown-details/stop-state`` turns to PENDING_STOP when somebody stops or deletes a
+machine whose graceful shutdown is on (or its maximum run time ends): the system goes on until the
+work is done, for at most the time that was set, which is not told. So that is a notice without a
+deadline. Machines without the feature answer 404 there, and are asked again each minute. Source:
+the guest agent's own watcher (google-guest-agent, ``events/gracefulshutdown``), "Graceful shutdown
+overview", "Spot VMs", "Query the metadata server for maintenance event notices" and "View and query
+VM metadata" (``wait_for_change``, ``last_etag``, ``timeout_sec``) in the Compute Engine
+documentation.
 
 Guarantees: ``poll`` never raises and is over in 22 s. Only an answer with ``Metadata-Flavor:
 Google`` and one of the documented values is believed. The first question does not hang, so a word
@@ -19,12 +25,13 @@ when its time is over. That is why a question hangs for 20 s and not for the min
 allowed: less than the 30 s that are left after a preemption. A server that does not wait is asked
 once in each polling period, by the thread that polls.
 
-Rejected: one watcher for both keys (``?recursive=true`` on ``instance/`` wakes for each change of
+Rejected: one watcher for all keys (``?recursive=true`` on ``instance/`` wakes for each change of
 any attribute, and shows us the machine's tokens).
 """
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Callable
 from typing import Final
@@ -46,6 +53,7 @@ HANG_S: Final = 20
 _SLACK_S: Final = 2.0
 MAINTENANCE_LEAD_S: Final = 60.0
 GPU_MAINTENANCE_LEAD_S: Final = 3600.0
+ABSENT_S: Final = 60.0  # until a key that is not there is asked for again
 _HARD_FROM_S: Final = 120.0  # of the hour that machines with GPUs get
 
 
@@ -173,3 +181,31 @@ class MaintenanceWatcher(GcpWatcher):
             early=True,
             detail="Compute Engine: this machine moves to another host and goes on",
         )
+
+
+class StopWatcher(GcpWatcher):
+    """Hears that somebody stops this machine, which waits for what runs on it."""
+
+    name = "gcp-stop"
+    key = "shutdown-details/stop-state"
+    _absent_until = 0.0  # on the monotonic clock
+
+    def _ask(self) -> Notice | None:
+        if time.monotonic() < self._absent_until:
+            return None
+        return super()._ask()
+
+    def _value(self, answer: HttpResponse) -> str:
+        if answer.status == 404 and answer.headers.get("metadata-flavor") == "Google":
+            self._absent_until = time.monotonic() + ABSENT_S
+            return ""
+        return super()._value(answer)
+
+    def _meant(self, value: str) -> Notice | None:
+        if value == "PENDING_STOP":
+            detail = "Compute Engine: this machine is being stopped, and waits for its work"
+            return self._once(value, action="stop", deadline_t=None, detail=detail)
+        self._heard.clear()
+        if not re.fullmatch("[A-Z_]{0,40}", value):
+            raise NotUnderstoodError("its notice cannot be read: not a state")
+        return None

@@ -1,9 +1,13 @@
-"""Notices from whoever runs the machine: a file that appears, or a command that says so.
+"""Notices from whoever runs the machine: a file that appears, a command, or an end that is known.
 
 For platforms that are not known here, and for people: ``touch`` a file, or name a program that
 asks another scheduler. Both may say more than yes: one JSON object, ``{"action": "terminate",
 "in_s": 90}`` or ``{"deadline_t": 1505722920}`` (seconds since the epoch), as the file's content or
 on the command's first line.
+
+An end that is known beforehand is a setting: of a reservation (EC2's Capacity Blocks end a machine
+half an hour before the reservation), of a maximum duration, of a rental. It is an early notice ten
+minutes ahead and a hard one two minutes ahead, as a time limit of Slurm's is.
 
 Guarantees: ``poll`` never raises and is over in 2 s. A file is a notice by being there: one that
 is empty, cannot be read or holds anything else is one without a deadline, given when it was last
@@ -27,7 +31,8 @@ import msgspec
 
 from outlast.config import GRACE_MAX_S, in_short
 from outlast.notice import Notice
-from outlast.notice.source import NoticeSource, NotUnderstoodError, run
+from outlast.notice.slurm import EARLY_S, HARD_S
+from outlast.notice.source import NoticeSource, NotUnderstoodError, iso_utc, run
 
 LIMIT_S: Final = 2.0
 _MAX_BYTES: Final = 16_384
@@ -136,6 +141,31 @@ class CommandWatcher(NoticeSource):
         )
         self._last = line, notice
         return notice
+
+
+class EndWatcher(NoticeSource):
+    """Knows when this machine ends.
+
+    Args:
+        end_t: when, in seconds since the epoch.
+        clock: seconds since the epoch.
+    """
+
+    name = "end"
+
+    def __init__(self, end_t: float, clock: Callable[[], float] = time.time) -> None:
+        super().__init__("notice.end", clock)
+        self._end_t = end_t
+
+    def _ask(self) -> Notice | None:
+        left_s = self._end_t - self._clock()
+        if left_s > EARLY_S:
+            return None
+        early = left_s > HARD_S
+        detail = f"notice.end: this machine ends at {iso_utc(self._end_t)}"
+        return self._once(
+            early, action="terminate", deadline_t=self._end_t, early=early, detail=detail
+        )
 
 
 def _at_once(path: str, flags: int) -> int:

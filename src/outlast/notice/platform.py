@@ -7,7 +7,8 @@ address, all at once, and the first one that is answered as its documentation sa
 Whatever is found, the reason can be printed in one line. Never raises, and is over in about 2 s.
 
 What can go wrong: a container without ``/sys``, or firmware that another hypervisor imitates. Say
-``notice.platform = "aws"`` then, or ``"none"``.
+``notice.platform = "aws"`` then, or ``"none"``. What the firmware of Volcengine's and BytePlus's
+machines says is not documented: ``"volcengine"`` has to be set.
 
 Rejected: asking every known metadata address and taking the one that answers (packets to a
 link-local address that belongs to somebody else on a private network).
@@ -21,23 +22,29 @@ import re
 import threading
 import time
 from collections.abc import Mapping, Sequence
+from datetime import datetime
 from pathlib import Path
 from typing import Final, NamedTuple
 
 from outlast.config import in_short
 from outlast.errors import ConfigError
 from outlast.notice import Watcher, alibaba, aws, azure, gcp, slurm
-from outlast.notice.manual import CommandWatcher, FileWatcher
+from outlast.notice.manual import CommandWatcher, EndWatcher, FileWatcher
 from outlast.notice.source import LONGEST_TIMEOUT_S, MetadataWatcher
+from outlast.notice.spot_time import TencentWatcher, VolcengineWatcher
 
+IN_POD: Final = "KUBERNETES_SERVICE_HOST"  # Kubernetes sets it in each container
 KUBERNETES_GRACE_S: Final = 30.0  # terminationGracePeriodSeconds, unless the pod says otherwise
-_CLOUDS: Final = ("aws", "gcp", "azure", "alibaba")
+_CLOUDS: Final = ("aws", "gcp", "azure", "alibaba", "tencent", "volcengine")
 _LEADS_S: Final = {
     "aws": aws.LEAD_S,
     "gcp": gcp.LEAD_S,
     "azure": azure.LEAD_S,
     "alibaba": alibaba.LEAD_S,
+    "tencent": TencentWatcher.lead_s,
+    "volcengine": VolcengineWatcher.lead_s,
 }
+_SPOT_TIMES: Final = {"tencent": TencentWatcher, "volcengine": VolcengineWatcher}
 _INSTANCE_ID: Final = re.compile(r"i-([0-9a-f]{8}|[0-9a-f]{17})")
 # Every machine of Azure's has this tag; the vendor alone is that of any machine under Hyper-V.
 _AZURE_TAG: Final = "7783-7084-3265-9085-8269-3286-77"
@@ -66,6 +73,7 @@ def choose(
     *,
     file: Path | None = None,
     command: Sequence[str] = (),
+    end: datetime | None = None,
     root: Path = Path("/"),
     environ: Mapping[str, str] = os.environ,
 ) -> Chosen:
@@ -79,6 +87,7 @@ def choose(
         base_url: ``notice.base_url``: another address for the metadata service, or "".
         file: ``notice.file``: heard on every platform.
         command: ``notice.command``: heard on every platform.
+        end: ``notice.end``: the same; one that is past is not.
         root: where ``sys`` and ``proc`` are looked for.
         environ: the environment.
     """
@@ -86,23 +95,22 @@ def choose(
         chosen = _platforms(platform, base_url, root, environ)
     except ConfigError as error:
         chosen = _nobody(str(error))
-    own: list[Watcher] = []
+    own: list[tuple[Watcher, str]] = []
     if file is not None:
-        own.append(FileWatcher(file))
+        own.append((FileWatcher(file), f"the file {file}"))
     if command:
-        own.append(CommandWatcher(command))
+        own.append((CommandWatcher(command), f"the command {in_short(command)}"))
+    if end is not None and end.timestamp() <= time.time():
+        chosen = chosen._replace(reason=f"{chosen.reason}; notice.end is past: {end.isoformat()}")
+    elif end is not None:
+        own.append((EndWatcher(end.timestamp()), f"notice.end ({end.isoformat()})"))
+        chosen = chosen._replace(lead_s=min(chosen.lead_s or slurm.HARD_S, slurm.HARD_S))
     if not own:
         return chosen
-    said = " and ".join(
-        text
-        for text in (
-            f"the file {file}" if file is not None else "",
-            f"the command {in_short(command)}" if command else "",
-        )
-        if text
-    )
+    watchers, said = zip(*own, strict=True)
     return chosen._replace(
-        watchers=(*chosen.watchers, *own), reason=f"{chosen.reason}; also from {said}"
+        watchers=(*chosen.watchers, *watchers),
+        reason=f"{chosen.reason}; also from {' and '.join(said)}",
     )
 
 
@@ -119,8 +127,8 @@ def _platforms(platform: str, base_url: str, root: Path, environ: Mapping[str, s
         return _nobody(f"{platform!r} is not a platform that can be heard")
     if environ.get("SLURM_JOB_ID"):
         return _slurm(base_url, root, environ, "SLURM_JOB_ID is set")
-    if environ.get("KUBERNETES_SERVICE_HOST"):
-        return _kubernetes(base_url, root, "KUBERNETES_SERVICE_HOST is set")
+    if environ.get(IN_POD):
+        return _kubernetes(base_url, root, f"{IN_POD} is set")
     return _cloud_of_machine(base_url, root)
 
 
@@ -134,13 +142,20 @@ def _cloud(name: str, base_url: str, root: Path, why: str) -> Chosen:
         place = base_url or gcp.BASE_URL
         gpus = (root / "proc/driver/nvidia").exists()
         ahead_s = gcp.GPU_MAINTENANCE_LEAD_S if gpus else gcp.MAINTENANCE_LEAD_S
-        watchers = (gcp.PreemptedWatcher(place), gcp.MaintenanceWatcher(place, lead_s=ahead_s))
+        watchers = (
+            gcp.PreemptedWatcher(place),
+            gcp.MaintenanceWatcher(place, lead_s=ahead_s),
+            gcp.StopWatcher(place),
+        )
     elif name == "aws":
         watchers = (aws.AwsWatcher(base_url or aws.BASE_URL),)
     elif name == "azure":
         watchers = (azure.AzureWatcher(base_url or azure.BASE_URL),)
-    else:
+    elif name == "alibaba":
         watchers = (alibaba.AlibabaWatcher(base_url or alibaba.BASE_URL),)
+    else:
+        kind = _SPOT_TIMES[name]
+        watchers = (kind(base_url or kind.address),)
     lead_s = _LEADS_S[name]
     return Chosen(
         watchers,
@@ -196,6 +211,7 @@ def _asked(base_url: str, root: Path) -> Chosen:
         gcp.PreemptedWatcher(base_url, timeout_s=LONGEST_TIMEOUT_S),
         azure.AzureWatcher(base_url, timeout_s=LONGEST_TIMEOUT_S),
         alibaba.AlibabaWatcher(base_url, timeout_s=LONGEST_TIMEOUT_S / 2),
+        *(kind(base_url, timeout_s=LONGEST_TIMEOUT_S) for kind in _SPOT_TIMES.values()),
     ]
     for watcher in asked:
         threading.Thread(
@@ -234,6 +250,8 @@ def _recognised(root: Path) -> tuple[str, str]:
         return "azure", f"its vendor is {vendor} and its asset tag is Azure's"
     if vendor == "Alibaba Cloud":
         return "alibaba", f"its vendor is {vendor}"
+    if vendor == "Tencent Cloud":
+        return "tencent", f"its vendor is {vendor}"
     return "", f"this machine is not a known cloud's (its vendor: {vendor or 'not known'})"
 
 

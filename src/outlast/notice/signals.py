@@ -36,6 +36,11 @@ def signal_notice(name: str, grace_s: float | None) -> Notice:
     )
 
 
+def is_signal(notice: Notice) -> bool:
+    """Whether it is one of those above."""
+    return notice.source.startswith("SIG")
+
+
 class EarlySignals:
     """Keeps signals that come before anybody can act on them, while a launcher imports, say.
 

@@ -681,6 +681,33 @@ class TokenWatcher(MetadataWatcher):
         )
         self._token = SessionToken(self._request, "/latest/api/token", self.token_headers, clock)
 
+    def loses_tokens(self) -> bool:
+        """Whether the service answers here, and only the answers that hold a token do not come.
+
+        EC2 and Alibaba send these with a hop limit of 1 unless told otherwise, so that they do not
+        come as far as a container behind a bridge; other answers do. At most three requests.
+        """
+        try:
+            self._token.renew()
+        except TimeoutError:
+            with contextlib.suppress(OSError):
+                self._request("GET", "/latest/meta-data/", {})
+                return True
+        except Exception:  # noqa: BLE001 - it answers, or nobody does
+            return False
+        return False
+
+
+def said(answer: HttpResponse) -> str:
+    """What is in a plain answer; "" for nothing, also where 404 says so.
+
+    Raises:
+        NotUnderstoodError: another status.
+    """
+    if answer.status not in (200, 404):
+        raise NotUnderstoodError(f"asked for a notice, it answered status {answer.status}")
+    return answer.body.decode("ascii", "replace").strip() if answer.status == 200 else ""
+
 
 def understood(answer: HttpResponse, kind: type[_DOCUMENT]) -> _DOCUMENT:
     """The JSON document in an answer.

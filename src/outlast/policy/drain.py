@@ -10,6 +10,9 @@ mean is missed half of the time. Three answers: ``flush`` fits even when it goes
 fits only if it goes as well as it ever did, or nobody knows yet; ``keep`` fits in no case, so the
 newest commit stands and nobody waits for the step's end in vain.
 
+A notice that comes again at each start, before a step is made, would have the job start and leave
+for ever: it stays a little longer each time (``stay_s``), and after ``IDLE_MOST`` it gives up.
+
 Rejected: always trying (a machine that cannot make it holds up those that stay, and its owner is
 not told before it is gone); stopping in the middle of a step with its state (there is none).
 """
@@ -179,6 +182,29 @@ def on_early(setting: str, *, has_deadline: bool) -> Literal["leave", "save", "i
         return "leave" if has_deadline else "save"
     assert setting in ("leave", "save", "ignore")  # noqa: S101 - the settings were checked
     return setting  # type: ignore[return-value]
+
+
+# --- a notice that comes back ---------------------------------------------------------------------
+
+IDLE_MOST: Final = 20  # an hour and more, with the longest waits that are usual
+IDLE_FIRST_S: Final = 5.0
+
+
+def stay_s(idle: int, *, longest_s: float, left_s: float | None) -> float:
+    """Seconds to stay on a machine after a drain without progress, before "start me again".
+
+    No scheduler knows why a job leaves. It may start it again at once on the same machine, where
+    the same notice stands: an instance that nobody cordons, a file that somebody has forgotten.
+
+    Args:
+        idle: drains in a row, this one included, between which no checkpoint came to be.
+        longest_s: ``restart.back_off``.
+        left_s: until the machine goes; None where nobody said.
+    """
+    if idle < 2:  # any machine may have its notice before a first step
+        return 0.0
+    longest_s = min(longest_s, float("inf") if left_s is None else max(left_s - LEAVING_S, 0.0))
+    return min(IDLE_FIRST_S * 2.0 ** min(idle - 2, 60), longest_s)
 
 
 # --- before anything has happened ----------------------------------------------------------------

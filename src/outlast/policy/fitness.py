@@ -36,12 +36,17 @@ SHM_WANTED_BYTES: Final = 1 << 30  # data loaders' and NCCL's; containers often 
 HOT_XIDS: Final = "13, 31, 48, 63, 64, 74, 79, 92, 94, 95, 119"
 SLOW_COMMIT_S: Final = 5.0  # a small file, durable: claims and manifests wait for it
 LEAST_FREE_BYTES: Final = 1 << 30
+_RIGHT: Final = (
+    "give this user the right to write there, or name another place. In a pod: fsGroup; where the "
+    "volume's driver leaves that out, as most do for ReadWriteMany, an access point, the driver's "
+    "mountPermissions, or chown once"
+)
 _PLACE_TODO: Final = {
     errno.EROFS: "remount it for writing, or name another place",
     errno.ENOSPC: "free some space (outlast checkpoints prune), or name another place",
     errno.EDQUOT: "free some of the quota, or name another place",
-    errno.EACCES: "give this user the right to write there, or name another place",
-    errno.EPERM: "give this user the right to write there, or name another place",
+    errno.EACCES: _RIGHT,
+    errno.EPERM: _RIGHT,
     errno.EIO: "look at the disk and at the kernel's log (dmesg), or name another place",
     errno.ESTALE: "mount it anew",
     errno.ETIMEDOUT: "look at the server and at the network to it",
@@ -150,7 +155,10 @@ def judge_memory(
     if fit:
         todo = "free memory, or lower checkpoint.buffers or peer.replicas; fewer will be held"
         return CheckResult(name, "warning", seen, todo, figures=figures)
-    todo = "free memory, use more machines, or let saves hold up training: checkpoint.buffers = 0"
+    todo = (
+        "free memory, raise the job's own limit (sbatch --mem, resources.limits.memory), use more "
+        "machines, or let saves hold up training: checkpoint.buffers = 0"
+    )
     return CheckResult(name, "failed", seen, todo, figures=figures)
 
 
@@ -242,6 +250,90 @@ def judge_recovery(*, is_wanted: bool, workers: int, lacking: str) -> CheckResul
     return CheckResult(name, "ok", seen)
 
 
+class ContainerFacts(msgspec.Struct, kw_only=True):
+    """What this process's container has been given; None where nothing says.
+
+    Attributes:
+        in_pod: whether Kubernetes runs it.
+        oom_score_adj: how soon the kernel kills it, as the kubelet has set it: 1000 for a pod that
+            asks for nothing, less for one that asks for more memory, below 0 for one that is
+            limited to what it asks for.
+        cpu_weight: its share of the processors (of cgroups v2; 1 without a request).
+        rdma: devices of the machine's network that can do RDMA.
+        rdma_given: those of them that this container may open.
+    """
+
+    in_pod: bool = False
+    oom_score_adj: int | None = None
+    cpu_weight: int | None = None
+    rdma: list[str] = []
+    rdma_given: list[str] = []
+
+
+BEST_EFFORT_ADJ: Final = 1000
+NO_MEMORY_ADJ: Final = 999  # the least that a pod gets which asks for something else
+_QOS_TODO: Final = (
+    "give resources.requests of cpu and memory: what training and its snapshots take "
+    "(outlast init k8s --memory)"
+)
+
+
+def judge_qos(
+    facts: ContainerFacts, *, total_bytes: int, staged_bytes: int | None
+) -> CheckResult | None:
+    """Whether Kubernetes evicts this pod before others; None outside of it.
+
+    Args:
+        facts: what the container has been given.
+        total_bytes: memory of the machine.
+        staged_bytes: what snapshots take of it, or None where that is not known.
+    """
+    adj = facts.oom_score_adj
+    if not facts.in_pod or adj is None:
+        return None
+    name, figures = "pod", {"oom_score_adj": float(adj)}
+    if adj >= BEST_EFFORT_ADJ:
+        seen = (
+            "QoS class BestEffort: this pod asks for neither memory nor processors, so it is the "
+            "first to be evicted, and to be killed with its snapshots when memory is short"
+        )
+        return CheckResult(name, "warning", seen, _QOS_TODO, figures)
+    if adj < 0:
+        return CheckResult(name, "ok", "QoS class Guaranteed", figures=figures)
+    # The kubelet's formula: kubernetes.io/docs/concepts/scheduling-eviction/node-pressure-eviction
+    asks_bytes = (BEST_EFFORT_ADJ - adj) * total_bytes // 1000
+    asks = f"it asks for about {gigabytes(asks_bytes)} of the machine's {gigabytes(total_bytes)}"
+    problems = []
+    if adj >= NO_MEMORY_ADJ:
+        problems.append("it asks for no memory to speak of, so it is among the first to be evicted")
+    elif staged_bytes is not None and asks_bytes < staged_bytes:
+        problems.append(f"{asks}, and snapshots alone take {gigabytes(staged_bytes)}")
+    if facts.cpu_weight is not None and facts.cpu_weight <= 1:
+        problems.append("it asks for no processors, and gets what others leave")
+    if problems:
+        seen = f"QoS class Burstable: {'; '.join(problems)}"
+        return CheckResult(name, "warning", seen, _QOS_TODO, figures)
+    return CheckResult(name, "ok", f"QoS class Burstable: {asks}", figures=figures)
+
+
+def judge_rdma(facts: ContainerFacts) -> CheckResult | None:
+    """Whether the machine's fast network can be used; None where it has none."""
+    if not facts.rdma:
+        return None
+    name, figures = "rdma", {"devices": float(len(facts.rdma))}
+    have = f"{', '.join(facts.rdma[:4])}{' …' * (len(facts.rdma) > 4)}"
+    if facts.rdma_given:
+        return CheckResult(name, "ok", f"{have} can be opened", figures=figures)
+    return CheckResult(
+        name,
+        "warning",
+        f"the machine has {have}, and nothing of /dev/infiniband can be opened here: NCCL uses TCP",
+        "in a pod: ask for its resource (outlast init k8s --resource rdma/ib=1, or "
+        "vpc.amazonaws.com/efa=1); docker run --device /dev/infiniband",
+        figures,
+    )
+
+
 class PlatformFacts(msgspec.Struct, kw_only=True):
     """Who gives notice here.
 
@@ -249,6 +341,7 @@ class PlatformFacts(msgspec.Struct, kw_only=True):
         reason: which sources and why, in words.
         was_set: whether the owner named the platform.
         silent: sources that did not answer, with what they said.
+        loses_tokens: those that answer, and whose session tokens do not come: the hop limit.
         num_sources: how many there are.
         notice_s: seconds between a notice and the end; None where nobody says.
     """
@@ -256,8 +349,18 @@ class PlatformFacts(msgspec.Struct, kw_only=True):
     reason: str
     was_set: bool = False
     silent: list[str] = []
+    loses_tokens: list[str] = []
     num_sources: int = 0
     notice_s: float | None = None
+
+
+_HOPS: Final = {
+    "aws": "aws ec2 modify-instance-metadata-options --instance-id ID "
+    "--http-put-response-hop-limit 2 (of new machines: HttpPutResponseHopLimit in the launch "
+    "template)",
+    "alibaba": "aliyun ecs ModifyInstanceMetadataOptions --InstanceId ID "
+    "--HttpPutResponseHopLimit 2 --HttpEndpoint enabled",
+}
 
 
 def judge_platform(facts: PlatformFacts) -> CheckResult:
@@ -266,14 +369,16 @@ def judge_platform(facts: PlatformFacts) -> CheckResult:
     figures = {} if facts.notice_s is None else {"notice_s": facts.notice_s}
     if not facts.silent:
         return CheckResult(name, "ok", facts.reason, figures=figures)
-    return CheckResult(
-        name,
-        "failed" if facts.was_set else "warning",
-        f"no notice would be heard: {'; '.join(facts.silent)}",
-        "let this machine reach its metadata service (in a container: hop limit 2), or set "
-        'notice.platform = "none"',
-        figures=figures,
-    )
+    seen = f"no notice would be heard: {'; '.join(facts.silent)}"
+    todo = 'let this machine reach its metadata service, or set notice.platform = "none"'
+    if facts.loses_tokens:
+        seen += (
+            "; it answers without a token, so the hop limit of the answers is 1, and a container"
+        )
+        seen += " is a hop further"
+        todo = " or ".join(_HOPS[name] for name in facts.loses_tokens) + "; or hostNetwork: true"
+    status: Status = "failed" if facts.was_set else "warning"
+    return CheckResult(name, status, seen, todo, figures=figures)
 
 
 class GpuFacts(msgspec.Struct, kw_only=True):
@@ -440,6 +545,8 @@ class PlaceFacts(msgspec.Struct, kw_only=True):
         small_s: seconds until a small file is durable, the better of some.
         put_new: whether it can say who of two comes first, as claims of attempts need it.
         doubt, todo: why not, or why others may see it late; and what to do about it.
+        lasting, lasting_todo: why what is written is gone sooner than it seems; what to do.
+        owner: who may write there and who we are, in words, where that is the matter.
         locks: whether the job's lock works there; None where it was not tried.
         written_bytes, written_s: of the largest file that was written, fsync included.
         outlasts: whether it is there when the machine is not.
@@ -457,6 +564,9 @@ class PlaceFacts(msgspec.Struct, kw_only=True):
     put_new: bool | None = None
     doubt: str = ""
     todo: str = ""
+    lasting: str = ""
+    lasting_todo: str = ""
+    owner: str = ""
     locks: bool | None = None
     written_bytes: int = 0
     written_s: float = 0.0
@@ -483,6 +593,7 @@ def judge_place(name: str, where: str, facts: PlaceFacts) -> CheckResult:
         if "://" in where and facts.number in {errno.EIO, errno.EACCES}:
             todo = "look at the endpoint, the region and the credentials in the environment"
         seen = f"{where} {_STAGES[facts.stage]}: {facts.error}"
+        seen += f" ({facts.owner})" if facts.owner else ""
         return CheckResult(name, "failed", seen, todo, figures=_figures(facts))
     if facts.put_new is False:
         return CheckResult(
@@ -503,9 +614,10 @@ def judge_place(name: str, where: str, facts: PlaceFacts) -> CheckResult:
     if facts.small_s is not None and facts.small_s > SLOW_COMMIT_S:
         todo = "every commit and every claim waits so long: look at the server, or name another"
         return CheckResult(name, "warning", seen, todo, figures=_figures(facts))
-    if facts.doubt:
-        seen = f"{seen}; {facts.doubt}"
-        return CheckResult(name, "warning", seen, facts.todo, figures=_figures(facts))
+    if facts.lasting or facts.doubt:
+        seen = "; ".join([seen, *filter(None, (facts.lasting, facts.doubt))])
+        todo = "; ".join(filter(None, (facts.lasting_todo, facts.todo)))
+        return CheckResult(name, "warning", seen, todo, figures=_figures(facts))
     if facts.locks is False:
         todo = "its file system has no locks: see to it that the job is started only once"
         return CheckResult(name, "warning", seen, todo, figures=_figures(facts))

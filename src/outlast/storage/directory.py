@@ -50,7 +50,7 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import Path
 from typing import Final, NamedTuple, TypeVar
 
-from outlast.durable import sync_directory
+from outlast.durable import name_new, sync_directory
 
 # --- past the page cache --------------------------------------------------------------------------
 
@@ -282,10 +282,6 @@ def _nobody_has_open(path: Path) -> bool:
 NAME: Final = re.compile(r"^[A-Za-z0-9][A-Za-z0-9._-]*(/[A-Za-z0-9][A-Za-z0-9._-]*)*\Z")
 
 PART_PREFIX: Final = "."
-
-_NO_LINKS: Final = frozenset({errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS})
-_AT_FDCWD: Final = -100
-_RENAME_NOREPLACE: Final = 1
 
 
 def checked(name: str) -> str:
@@ -522,7 +518,7 @@ class FileBlob:
         """``finish``, but only if there is no such file yet; whether it was done."""
         os.fsync(self._fd)
         self._close()
-        done = self._spares.make_room_for(lambda: _name_new(self._part, self._path))
+        done = self._spares.make_room_for(lambda: name_new(self._part, self._path))
         with contextlib.suppress(OSError):  # renamed already, or harmless
             self._part.unlink()
         sync_directory(self._path.parent)
@@ -732,41 +728,3 @@ class SharedDescriptors:
         with contextlib.ExitStack() as stack:  # each is tried, also after one that failed
             for fd in self._fds:
                 stack.callback(os.close, fd)
-
-
-def _name_new(part: Path, path: Path) -> bool:
-    """Give a whole file its name unless that is taken: True if it was done.
-
-    Linking is what every POSIX file system makes atomic, NFS too. Where there are no links (FAT,
-    SMB, most mounts of an object store) there may be a renaming that does not replace; where that
-    is missing as well, nothing is atomic and it is better to say so.
-    """
-    try:
-        os.link(part, path)
-    except FileExistsError:
-        # An NFS client repeats a call whose answer was lost: the name may be there through us.
-        return part.stat().st_nlink == 2
-    except OSError as error:
-        if error.errno not in _NO_LINKS:
-            raise
-        return _rename_new(part, path)
-    return True
-
-
-def _rename_new(part: Path, path: Path) -> bool:
-    libc = ctypes.CDLL(None, use_errno=True)
-    if not libc.renameat2(
-        ctypes.c_int(_AT_FDCWD),
-        ctypes.c_char_p(os.fsencode(part)),
-        ctypes.c_int(_AT_FDCWD),
-        ctypes.c_char_p(os.fsencode(path)),
-        ctypes.c_uint(_RENAME_NOREPLACE),
-    ):
-        return True
-    number = ctypes.get_errno()
-    if number == errno.EEXIST:
-        return False
-    if number in {errno.EINVAL, *_NO_LINKS}:
-        what = "neither hard links nor renaming without replacing work on this file system"
-        raise OSError(number, what, str(path))
-    raise OSError(number, os.strerror(number), str(path))

@@ -9,18 +9,18 @@ What can go wrong: a storage that behaves for one probe and not later; nothing c
 
 The kernel tells what a directory is mounted from: what a network serves outlasts the machine. A
 disk that looks local may be one that the cloud attaches (EBS, Persistent Disk); nothing here can
-tell, so it is taken for the machine's own.
+tell, so it is taken for the machine's own. JuiceFS and others can be told to upload later as well
+(``--writeback``), and do not show it in the table of mounts.
 """
 
 from __future__ import annotations
 
-import os
 import re
 import uuid
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from outlast.storage.directory import Directory
+from outlast.durable import NO_LINKS_TYPES, Mount, mount_of
 
 # Types in /proc/self/mountinfo, without what follows "fuse." where any FUSE file system is meant.
 NETWORK_TYPES: Final = frozenset(
@@ -43,44 +43,10 @@ LOCAL_TYPES: Final = frozenset(
     }
 )
 
-
-class Mount(NamedTuple):
-    """A file system as it is mounted.
-
-    Attributes:
-        kind: its type, as the kernel calls it; "" where that is not known.
-        options: of the mount and of the file system.
-    """
-
-    kind: str
-    options: tuple[str, ...]
-
-
-def mount_of(directory: str, mounts: str | None = None) -> Mount:
-    """What ``directory`` (or the nearest parent that is there) lies on.
-
-    Args:
-        directory: an absolute path.
-        mounts: text of /proc/self/mountinfo; read if not given.
-    """
-    if mounts is None:
-        try:
-            mounts = Path("/proc/self/mountinfo").read_text(errors="replace")
-        except OSError:
-            return Mount("", ())
-    found, best = Mount("", ()), -1
-    path = os.path.realpath(directory)
-    for line in mounts.splitlines():
-        before, _, after = line.partition(" - ")
-        fields, kinds = before.split(), after.split()
-        if len(fields) < 5 or not kinds:
-            continue
-        place = _unescaped(fields[4])
-        # The last mount on a place is the one that is seen.
-        if (path == place or path.startswith(place.rstrip("/") + "/")) and len(place) >= best:
-            options = ",".join([*fields[5:6], *kinds[2:3]]).split(",")
-            found, best = Mount(kinds[0], tuple(options)), len(place)
-    return found
+# What is written there waits in a cache on this machine's disk, and is uploaded later. rclone needs
+# one to append to files, as the ledger does; SkyPilot's MOUNT_CACHED is such a mount.
+WRITE_BACK_TYPES: Final = frozenset({"fuse.rclone"})
+MEMORY_TYPES: Final = frozenset({"tmpfs", "ramfs"})
 
 
 def is_network(directory: str, mounts: str | None = None) -> bool:
@@ -89,15 +55,15 @@ def is_network(directory: str, mounts: str | None = None) -> bool:
     return kind in NETWORK_TYPES or (kind.startswith("fuse.") and kind not in LOCAL_FUSE)
 
 
+def outlasts(directory: str, mounts: str | None = None) -> bool:
+    """Whether what is written to ``directory`` is there without this machine, and from then on."""
+    kind = mount_of(directory, mounts).kind
+    return is_network(directory, mounts) and kind not in WRITE_BACK_TYPES
+
+
 def is_local(directory: str, mounts: str | None = None) -> bool:
     """Whether ``directory`` (see ``mount_of``) is surely seen by this machine's kernel alone."""
     return mount_of(directory, mounts).kind in LOCAL_TYPES
-
-
-def _unescaped(text: str) -> str:
-    for code, character in (("\\040", " "), ("\\011", "\t"), ("\\012", "\n"), ("\\134", "\\")):
-        text = text.replace(code, character)
-    return text
 
 
 if TYPE_CHECKING:
@@ -108,12 +74,6 @@ _ELSEWHERE: Final = "use a file system with hard links, or a store with conditio
 _ALONE: Final = "see to it that nobody else starts this job meanwhile"
 # Seconds that a client keeps what it knows of a directory, where its options do not say.
 _KEPT_S: Final = {"nfs": 60.0, "nfs4": 60.0, "cifs": 30.0, "smb3": 30.0, "smbfs": 30.0}
-_NO_LINKS: Final = frozenset(
-    {
-        *("fuse.s3fs", "fuse.gcsfuse", "fuse.goofys", "fuse.rclone", "fuse.blobfuse"),
-        *("fuse.blobfuse2", "fuse.mountpoint-s3", "fuse.mount-s3", "fuse.sshfs", "fuse.geesefs"),
-    }
-)
 
 
 class Doubt(NamedTuple):
@@ -159,10 +119,11 @@ def _seen(storage: Storage, folder: str, name: str) -> str:
 
 def doubt_of_mount(storage: Storage) -> Doubt | None:
     """What a directory's mount says against it."""
-    if not isinstance(storage, Directory):
+    root = getattr(storage, "root", None)
+    if not isinstance(root, Path):  # a bucket's
         return None
-    mount = mount_of(str(storage.root))
-    if mount.kind in _NO_LINKS:
+    mount = mount_of(str(root))
+    if mount.kind in NO_LINKS_TYPES:
         seen = f"it is mounted as {mount.kind}, where two may create one name"
         return Doubt(seen, f"{_ELSEWHERE}, or {_ALONE}")
     kept_s = kept_for_s(mount)
@@ -174,6 +135,32 @@ def doubt_of_mount(storage: Storage) -> Doubt | None:
         "machine may see a newer attempt that late",
         f"mount it with {options}, or {_ALONE}",
     )
+
+
+def doubt_of_lasting(mount: Mount, *, in_pod: bool) -> Doubt | None:
+    """Why what is written there is gone sooner than it seems; None if nothing tells.
+
+    Args:
+        mount: what the place lies on.
+        in_pod: whether this is a container of Kubernetes, whose own layer goes with it.
+    """
+    if mount.kind in WRITE_BACK_TYPES:
+        return Doubt(
+            f"what is written waits in a cache on this machine's disk ({mount.kind}), and is "
+            "uploaded later: what counts as committed may not be in the bucket yet",
+            "add a [[tier]] with the bucket's own url, which is written directly",
+        )
+    if mount.kind in MEMORY_TYPES:
+        return Doubt(
+            f"it is in this machine's memory ({mount.kind}), and is lost with it",
+            "name a disk, or a file system that all machines see",
+        )
+    if in_pod and mount.kind == "overlay":
+        return Doubt(
+            "it is in the container's own layer, and is lost with the container",
+            "mount a volume there",
+        )
+    return None
 
 
 def kept_for_s(mount: Mount) -> float:

@@ -2,17 +2,29 @@
 
 import json
 import os
+import re
+import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
+from pathlib import Path
 
+import msgspec
 import pytest
 from floor import free_port, until
 
-from outlast.drill.metadata_server import AwsMetadataServer
+from outlast.drill.metadata_server import AnswerFault, AwsMetadataServer
+from outlast.health.doctor.examination import container
 from outlast.health.doctor.probes import Child
-from outlast.policy.fitness import PlatformFacts, judge_platform
+from outlast.policy.fitness import (
+    ContainerFacts,
+    PlaceFacts,
+    PlatformFacts,
+    judge_place,
+    judge_platform,
+)
 
 TIERS = """
 [notice]
@@ -31,10 +43,9 @@ url = "{slow}"
 BLOCKED = "{major}:{minor} 2000000"  # bytes a second
 
 
-def doctor(floor, *arguments, groups=(), env=None, at=None):
+def doctor(floor, *arguments, groups=(), first="", env=None, at=None):
     """The doctor's findings by name, and its exit code."""
-    enter = "".join(f"echo $$ > '{one}'; " for one in groups)
-
+    enter = first + "".join(f"echo $$ > '{one}'; " for one in groups)
     command = f'{enter}exec "{sys.executable}" -m outlast doctor --json "$@"'
     process = floor.cold("-c", command, "sh", *arguments, program="/bin/sh", env=env, cwd=at)
     code = process.wait()
@@ -58,7 +69,7 @@ def test_doctor_is_content_and_leaves_nothing(floor, tmp_path):
     *_, last, after = process.out.splitlines()
     assert "is fit" in last
     assert after == f"Next: outlast run --dir {job} train.py"
-    assert "✔  storage local" in process.out
+    assert re.search("^[✔!]  storage local", process.out, re.MULTILINE)  # "!": in memory
     assert "GFLOP/s" in process.out
     assert "64 MB to local at" in process.out
     assert "\x1b" not in process.out
@@ -97,7 +108,14 @@ def test_doctor_finds_full_disk_read_only_slow_storage_and_little_memory(
     assert [path.name for path in full.iterdir()] == ["filler"]
 
 
-def test_doctor_finds_what_is_written_wrong_and_mixed_installations(floor, tmp_path):
+# Any process may make itself the first to be killed, as the kubelet does with such a pod.
+ASKS_FOR_NOTHING = "echo 1000 > /proc/self/oom_score_adj; "
+IN_POD = {"KUBERNETES_SERVICE_HOST": "10.0.0.1"}
+
+
+def test_doctor_finds_what_is_written_wrong_mixed_installations_and_a_pod_without_requests(
+    floor, tmp_path
+):
     (tmp_path / "outlast.toml").write_text("[checkpoint]\nkep = 3\n")
     findings, code, _ = doctor(floor, at=tmp_path)
     assert code == 1
@@ -107,9 +125,14 @@ def test_doctor_finds_what_is_written_wrong_and_mixed_installations(floor, tmp_p
     info.mkdir(parents=True)
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: torch\nVersion: 2.12.0\n")
     path = os.pathsep.join([str(info.parent), os.environ.get("PYTHONPATH", "")])
-    findings, code, _ = doctor(floor, at=tmp_path, env={"PYTHONPATH": path})
+    findings, code, _ = doctor(
+        floor, at=tmp_path, env={"PYTHONPATH": path} | IN_POD, first=ASKS_FOR_NOTHING
+    )
     assert code == 1
     assert failed(findings) == {"versions"}
+    assert findings["pod"]["status"] == "warning"
+    assert "BestEffort" in findings["pod"]["seen"]
+    assert "outlast init k8s --memory" in findings["pod"]["todo"]
     assert "torch 2.12.0 is installed" in findings["versions"]["seen"]
 
 
@@ -126,10 +149,91 @@ def test_a_metadata_service_is_asked_for_real():
     deaf = asked(f"http://127.0.0.1:{free_port()}")
     assert deaf.status == "failed"
     assert "no notice would be heard" in deaf.seen
+    assert "hop" not in deaf.seen + deaf.todo
     with AwsMetadataServer() as service:
         heard = asked(service.url)
+        # Only the answer with the token does not come: it is one hop too far.
+        service.inject(AnswerFault(delay_s=30), method="PUT")
+        lost = asked(service.url)
+        service.inject(AnswerFault(status=500), method="PUT")
+        ill = asked(service.url)
+    assert lost.status == "failed"
+    assert "without a token, so the hop limit of the answers is 1" in lost.seen
+    assert "--http-put-response-hop-limit 2" in lost.todo
+    assert "hop" not in ill.seen + ill.todo
     assert heard.status == "ok"
     assert heard.figures == {"notice_s": 120.0}
+
+
+PLACE = """
+import os, sys
+import msgspec
+from outlast.health.doctor.probes import probe_place
+if user := int(sys.argv[2]):
+    os.setgroups([]), os.setgid(user), os.setuid(user)
+print(msgspec.json.encode(probe_place(sys.argv[1], writes=False, locks=True)).decode())
+"""
+
+
+def place(directory, *, env=None, user=0):
+    """The doctor's finding of a directory, asked as this user of the machine's."""
+    command = [sys.executable, "-c", PLACE, directory, str(user)]
+    done = subprocess.run(
+        command, env={**os.environ, **(env or {})}, capture_output=True, check=True
+    )
+    return judge_place("job", str(directory), msgspec.json.decode(done.stdout, type=PlaceFacts))
+
+
+def test_a_volume_of_somebody_else_s_is_found_with_whose_it_is():
+    if os.geteuid() != 0:
+        pytest.skip("becoming another user needs root")
+    volume = Path(tempfile.mkdtemp(prefix="outlast-volume-"))  # a directory that all may enter
+    try:
+        volume.chmod(0o755)
+        found = place(volume, user=1000)
+        assert found.status == "failed", found
+        assert "permission denied" in found.seen
+        assert f"{volume} belongs to 0:0, mode 755; this process is 1000:" in found.seen
+        assert "fsGroup" in found.todo
+        os.chown(volume, 1000, 1000)
+        assert place(volume, user=1000).status == "ok"
+    finally:
+        shutil.rmtree(volume)
+
+
+def test_a_directory_in_memory_or_in_a_pod_s_own_layer_is_found(mount):
+    found = place(mount("size=2m"))
+    assert found.status == "warning"
+    assert "in this machine's memory (tmpfs), and is lost with it" in found.seen
+    base = mount("size=2m")  # an overlay cannot lie on an overlay
+    lower, upper, work = (base / name for name in ("lower", "upper", "work"))
+    for directory in (lower, upper, work):
+        directory.mkdir()
+    layer = mount(f"lowerdir={lower},upperdir={upper},workdir={work}", "overlay", "overlay")
+    assert place(layer).status == "ok"
+    inside = place(layer, env=IN_POD)
+    assert inside.status == "warning"
+    assert "in the container's own layer" in inside.seen
+
+
+def test_a_pod_is_known_by_what_the_kubelet_gave_it(tmp_path):
+    """The files of one that asks for nothing, on a machine with a network that it was not given."""
+    files = {
+        "proc/self/oom_score_adj": "1000\n",
+        "proc/self/cgroup": "0::/kubepods.slice/pod1\n",
+        "sys/fs/cgroup/kubepods.slice/pod1/cpu.weight": "1\n",
+        "sys/class/infiniband/mlx5_0/node_guid": "\n",
+    }
+    for name, text in files.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+    found = container(tmp_path, IN_POD)
+    assert found == ContainerFacts(in_pod=True, oom_score_adj=1000, cpu_weight=1, rdma=["mlx5_0"])
+    (tmp_path / "dev/infiniband").mkdir(parents=True)
+    (tmp_path / "dev/infiniband/uverbs0").touch()
+    (tmp_path / "dev/infiniband/rdma_cm").touch()
+    assert container(tmp_path, {}).rdma_given == ["uverbs0"]
+    assert container(tmp_path / "none", {}) == ContainerFacts()
 
 
 def test_doctor_refuses_what_cannot_be_meant(floor):

@@ -19,16 +19,24 @@ from metadata_servers.azure import EVENTS_PATH, AzureMetadataServer
 from metadata_servers.gcp import (
     MAINTENANCE_PATH,
     PREEMPTED_PATH,
+    STOP_PATH,
     GcpMetadataServer,
+)
+from metadata_servers.spot_time import (
+    TENCENT_PATH,
+    VOLCENGINE_PATH,
+    TencentMetadataServer,
+    VolcengineMetadataServer,
 )
 from outlast.drill.metadata_server import ACTION_PATH, AnswerFault, AwsMetadataServer
 from outlast.notice import Acknowledger, aws, source
 from outlast.notice.alibaba import AlibabaWatcher
 from outlast.notice.aws import AwsWatcher
 from outlast.notice.azure import AzureWatcher
-from outlast.notice.gcp import MaintenanceWatcher, PreemptedWatcher
+from outlast.notice.gcp import MaintenanceWatcher, PreemptedWatcher, StopWatcher
 from outlast.notice.platform import choose
 from outlast.notice.source import WatchThread
+from outlast.notice.spot_time import TencentWatcher, VolcengineWatcher
 from thorough import ALL, seed
 
 WITHIN_S = 60.0
@@ -54,6 +62,8 @@ CLOUDS = {
     "gcp": Cloud("gcp", lambda: GcpMetadataServer(waits=False), PreemptedWatcher, PREEMPTED_PATH),
     "azure": Cloud("azure", AzureMetadataServer, AzureWatcher, EVENTS_PATH),
     "alibaba": Cloud("alibaba", AlibabaMetadataServer, AlibabaWatcher, RELEASE_PATH),
+    "tencent": Cloud("tencent", TencentMetadataServer, TencentWatcher, TENCENT_PATH),
+    "volcengine": Cloud("volcengine", VolcengineMetadataServer, VolcengineWatcher, VOLCENGINE_PATH),
 }
 
 
@@ -246,11 +256,13 @@ def until(true):
     [
         (PreemptedWatcher, PREEMPTED_PATH, GcpMetadataServer.preempt),
         (MaintenanceWatcher, MAINTENANCE_PATH, GcpMetadataServer.maintain),
+        (StopWatcher, STOP_PATH, GcpMetadataServer.stop_gracefully),
     ],
 )
 def test_the_question_that_hangs_is_answered_when_there_is_a_notice(kind, path, announce):
     heard_now = queue.Queue()
     with GcpMetadataServer() as server:
+        server.stop_gracefully("UNSPECIFIED")  # a machine that has the feature
         # No other question could bring it in time: this one hangs for longer than we wait.
         watcher = kind(server.url, timeout_s=PATIENT_S, hang_s=600)
         thread = WatchThread(watcher, heard_now.put, interval_s=0.05)
@@ -286,6 +298,47 @@ def test_stopping_does_not_wait_for_a_question_that_hangs(monkeypatch):
         assert server.wait_for_hanging(1)
         thread.stop()
     until(lambda: not [t for t in threading.enumerate() if t.name == "outlast-notice-gcp"])
+
+
+def test_a_machine_without_a_graceful_shutdown_is_asked_again_each_minute(monkeypatch):
+    with GcpMetadataServer() as server:
+        watcher = StopWatcher(server.url, timeout_s=PATIENT_S)
+        assert watcher.answers()
+        for _ in range(3):
+            assert watcher.poll() is None
+        assert watcher.errors == 0
+        assert len(server.requests) == 1
+        server.stop_gracefully()  # switched on meanwhile
+        assert watcher.poll() is None
+        monkeypatch.setattr(watcher, "_absent_until", 0.0)
+        notice = watcher.poll()
+        assert (notice.action, notice.deadline_t, notice.early) == ("stop", None, False)
+        server.inject(AnswerFault(body=b"<html>PENDING_STOP</html>"))
+        assert watcher.poll() is None
+        assert watcher.errors == 1
+
+
+def test_a_group_that_ends_its_machine_is_heard_before_the_spot_service():
+    with AwsMetadataServer() as server:
+        watcher = AwsWatcher(server.url, timeout_s=PATIENT_S)
+        server.set_target_state("InService")
+        server.recommend_rebalance()
+        assert watcher.poll().action == "rebalance"
+        server.set_target_state("Terminated")
+        notice = heard_hard(watcher)
+        assert (notice.action, notice.deadline_t) == ("terminate", None)
+        assert "Auto Scaling" in notice.detail
+        deadline_t = server.preempt()
+        assert watcher.poll().deadline_t == deadline_t
+        assert watcher.errors == 0
+
+
+def heard_hard(watcher):
+    for _ in range(20):  # every fifth poll asks for it
+        notice = watcher.poll()
+        if notice is not None and not notice.early:
+            return notice
+    return None
 
 
 def test_azure_s_slow_first_answer_is_waited_for_by_asking_again():
@@ -361,7 +414,10 @@ def test_auto_takes_nobody_at_a_web_server(tmp_path):
 
 SLOW_ROWS = ("nothing in time", "a byte now and then")
 TABLE = Path(__file__).parents[3] / "docs/notices.md"
-COLUMNS = ("EC2", "Google Cloud", "Azure", "Alibaba Cloud")
+COLUMNS = (
+    *("EC2", "Google Cloud", "Azure", "Alibaba Cloud"),
+    *("Tencent Cloud", "Volcengine, BytePlus"),
+)
 
 
 def table():

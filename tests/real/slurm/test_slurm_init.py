@@ -52,6 +52,16 @@ def assert_undisturbed(floor, job, steps=STEPS, what=LIGHT):
     )
 
 
+@pytest.mark.parametrize(("mem", "told"), [("", None), ("1M", "1M"), ("0", "0")])
+def test_slurm_takes_what_is_asked_of_memory(slurm, tmp_path, mem, told):
+    """The test's machines have as much as slurm.conf gives them, a megabyte."""
+    script = tmp_path / "job.sbatch"
+    script.write_text(Slurm(training=Training(name="job", script="t", cpus=1), mem=mem).render())
+    slurm.tell("sbatch", "--test-only", script)
+    shown = slurm.show(slurm.sbatch("--hold", "-o", tmp_path / "out", script))
+    assert told is None or shown["MinMemoryNode"] == told
+
+
 def test_two_machines_preempted_come_back_and_finish(slurm, submit, floor, tmp_path):
     job, out = Job(tmp_path / "job", num_ranks=2), tmp_path / "out"
     number = submit(job, out, nodes=2, grace_s=30)

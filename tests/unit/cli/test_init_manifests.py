@@ -9,7 +9,7 @@ import jsonschema
 import pytest
 import yaml
 
-from outlast.cli.init import SLACK_S, Kubernetes, Sky, Training
+from outlast.cli.init import SLACK_S, SPOT_GRACE_S, Kubernetes, Sky, Training
 from outlast.errors import ConfigError, Exit
 
 SCHEMAS = Path(__file__).parent / "schemas"
@@ -44,17 +44,17 @@ def job_spec(documents):
     return owner["replicatedJobs"][0]["template"]["spec"]
 
 
-def sky(**settings):
+def sky(spot=None, **settings):
     training = Training(name="job", script="train.py", arguments=ARGUMENTS, **settings)
     where = {"bucket": "s3://b"} if training.nodes == 1 else {"volume": "v"}
     where["accelerator"] = "" if training.cpus else "H100"
-    return yaml.safe_load(Sky(training=training, **where).render())
+    return yaml.safe_load(Sky(training=training, spot=spot, **where).render())
 
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize(("fewest", "nodes"), [(1, 1), (3, 3), (2, 3)])
 @pytest.mark.parametrize("cpus", [0, 2])
-@pytest.mark.parametrize("spot", ["", "gke", "eks", "aks"])
+@pytest.mark.parametrize("spot", ["", *SPOT_GRACE_S])
 def test_manifests_fit_the_published_schemas(kind, fewest, nodes, cpus, spot):
     for document in kubernetes(kind, nodes=nodes, fewest=fewest, cpus=cpus, spot=spot)[1]:
         validator(document["kind"]).validate(document)
@@ -76,7 +76,16 @@ def everywhere(document, path=()):
             yield from everywhere(value, (*path, key))
 
 
-FREE = {"labels", "nodeSelector", "limits", "requests", "envs", "file_mounts", "volumes"}
+FREE = {
+    "labels",
+    "annotations",
+    "nodeSelector",
+    "limits",
+    "requests",
+    "envs",
+    "file_mounts",
+    "volumes",
+}
 
 
 @pytest.mark.parametrize("kind", [*KINDS, "sky"])
@@ -109,8 +118,52 @@ def test_what_each_exit_code_means_to_a_job(kind, nodes):
     pod = spec["template"]["spec"]
     assert pod["restartPolicy"] == "Never"
     assert spec["backoffLimit"] == 6 * nodes
+    # Kubernetes takes no other value beside such a policy; it is written out for what it means.
+    assert spec["podReplacementPolicy"] == "Failed"
     containers = [container["name"] for container in pod["containers"]]
     assert [again["onExitCodes"]["containerName"]] == containers
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    ("settings", "requests", "limits"),
+    [
+        ({}, {"cpu": "2", "memory": "8Gi"}, {"nvidia.com/gpu": "1"}),
+        ({"cpus": 3}, {"cpu": "3", "memory": "6Gi"}, None),
+        (
+            {"memory": "1Ti", "cpus_per_gpu": 8, "resources": ("rdma/ib=1", "hugepages-2Mi=5Gi")},
+            {"cpu": "8", "memory": "1Ti"},
+            {"nvidia.com/gpu": "1", "rdma/ib": "1", "hugepages-2Mi": "5Gi"},
+        ),
+    ],
+)
+def test_no_pod_asks_for_nothing(kind, settings, requests, limits):
+    """One without requests for processors and memory is BestEffort: the first to be evicted."""
+    (container,) = job_spec(kubernetes(kind, **settings)[1])["template"]["spec"]["containers"]
+    found = container["resources"]
+    assert (found["requests"], found.get("limits")) == (requests, limits)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_no_autoscaler_empties_the_machine(kind):
+    assert job_spec(kubernetes(kind)[1])["template"]["metadata"]["annotations"] == {
+        "karpenter.sh/do-not-disrupt": "true",
+        "cluster-autoscaler.kubernetes.io/safe-to-evict": "false",
+    }
+
+
+@pytest.mark.parametrize(
+    ("spot", "label"),
+    [
+        ("", None),
+        ("gke", {"cloud.google.com/gke-spot": "true"}),
+        ("eks", {"eks.amazonaws.com/capacityType": "SPOT"}),
+        ("karpenter", {"karpenter.sh/capacity-type": "spot"}),
+        ("aks", {"kubernetes.azure.com/scalesetpriority": "spot"}),
+    ],
+)
+def test_each_cloud_s_spot_machines_have_their_label(spot, label):
+    assert job_spec(kubernetes(spot=spot)[1])["template"]["spec"].get("nodeSelector") == label
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -162,6 +215,24 @@ def test_what_each_exit_code_means_to_skypilot():
     assert one["max_restarts_on_errors"] == 0
 
 
+def test_spot_machines_are_rented_where_they_can_be_had():
+    """Volumes are on Kubernetes and RunPod, where SkyPilot mostly finds none."""
+    for nodes, usual in ((1, True), (2, False)):
+        for spot, wanted in ((None, usual), (True, True), (False, False)):
+            assert sky(spot, nodes=nodes)["resources"]["use_spot"] is wanted
+
+
+@pytest.mark.parametrize(
+    ("bucket", "tier"),
+    [("s3://b/", "s3://b/job-checkpoints"), ("gs://b", "gs://b/job"), ("r2://b", "")],
+)
+def test_the_bucket_is_named_as_a_tier_where_outlast_can_write_it(bucket, tier):
+    training = Training(name="job", script="train.py")
+    text = Sky(training=training, accelerator="H100", bucket=bucket).render()
+    assert ("[[tier]]" in text) is bool(tier)
+    assert f'url = "{tier}' in text or not tier
+
+
 def test_names_that_yaml_would_take_for_something_else():
     training = Training(name="null", script="train.py", nodes=2)
     for document in yaml.safe_load_all(
@@ -177,6 +248,13 @@ def test_names_that_yaml_would_take_for_something_else():
         ({"image": "a b"}, "not an image"),
         ({"claim": "Data"}, "kubectl get pvc"),
         ({"grace_s": 1}, "--grace 1 is not between"),
+        ({"memory": "64"}, "--memory 64 is not an amount; write 64Gi"),
+        ({"memory": "64Gi\n"}, "is not an amount"),
+        ({"cpus_per_gpu": 0}, "--cpus-per-gpu 0 is not between"),
+        ({"resources": ("rdma/ib",)}, "write --resource rdma/ib=1"),
+        ({"resources": ("nvidia.com/gpu=8",)}, "say that with --gpus"),
+        ({"resources": ("memory=8Gi",)}, "say that with --memory"),
+        ({"resources": ("rdma/ib=1", "rdma/ib=2")}, "given twice"),
     ],
 )
 def test_what_kubernetes_would_refuse_is_refused(wrong, said):

@@ -70,7 +70,7 @@ def test_bash_in_a_task_is_one_line_of_yaml(argument):
     run = yaml.safe_load(Sky(training=training, accelerator="H100", bucket="s3://b").render())[
         "run"
     ]
-    assert run.endswith(f"train.py {recipes.bash(argument)}\n")
+    assert f"  train.py {recipes.bash(argument)} || code=$?" in run.split("\n")
 
 
 @pytest.mark.parametrize(("argument", "why"), [("a\0b", "zero byte"), ("\udcff", "not UTF-8")])

@@ -39,6 +39,17 @@ def test_what_slurm_is_told():
     assert "--rdzv" not in text
 
 
+@pytest.mark.parametrize(("mem", "told"), [("", None), ("200G", "200G"), ("0", "0")])
+def test_memory_is_asked_for_where_it_is_said(mem, told):
+    assert directives(Slurm(training=training(), mem=mem).render()).get("mem") == told
+
+
+@pytest.mark.parametrize(("directory", "is_said"), [("job", True), ("/shared/job", False)])
+def test_what_a_relative_directory_lies_below_is_said(directory, is_said):
+    text = Slurm(training=training(), directory=directory).render()
+    assert ("below the directory of sbatch" in text) is is_said
+
+
 def test_slurm_may_start_a_job_on_as_many_machines_as_there_are():
     text = Slurm(training=training(nodes=4, fewest=2)).render()
     told = directives(text)
@@ -109,6 +120,7 @@ def test_times_that_slurm_knows(time):
         ({"grace_s": 0}, "--grace 0 is not between 5 and 65535"),
         ({"cpus_per_gpu": 0}, "--cpus-per-gpu 0"),
         ({"directory": "a\0"}, "zero byte"),
+        ({"mem": "200 GB"}, "--mem 200 GB is not what Slurm reads; write 200G"),
     ],
 )
 def test_what_slurm_would_refuse_is_refused(wrong, said):

@@ -18,7 +18,9 @@ NOW = 1_505_722_800.0  # 2017-09-18T08:20:00Z
 DUE = NOW + 120
 DUE_TEXT = "2017-09-18T08:22:00Z"
 TIME_PATH = "/latest/meta-data/spot/termination-time"
+LIFECYCLE_PATH = "/latest/meta-data/autoscaling/target-lifecycle-state"
 REBALANCE_PATH = "/latest/meta-data/events/recommendations/rebalance"
+SOFTER = {TIME_PATH: "time", LIFECYCLE_PATH: "lifecycle", REBALANCE_PATH: "rebalance"}
 
 
 class Clock:
@@ -38,6 +40,7 @@ class Service:
         self.put: HttpResponse | Exception | None = None
         self.get: HttpResponse | Exception = HttpResponse(404, b"")
         self.time: HttpResponse | Exception = HttpResponse(404, b"")
+        self.lifecycle: HttpResponse | Exception = HttpResponse(404, b"")
         self.rebalance: HttpResponse | Exception = HttpResponse(404, b"")
         self.accepts_tokens = True
         self.limits: set[tuple[float, int]] = set()
@@ -46,10 +49,10 @@ class Service:
     def __call__(self, method, url, *, headers, timeout_s, max_body_bytes):
         path = url.removeprefix("http://service")
         self.asked.append((method, path))
-        if path in (TIME_PATH, REBALANCE_PATH):
+        if path in SOFTER:
             assert headers == {"X-aws-ec2-metadata-token": self.token}
             assert 0 < timeout_s < 0.4 + 1e-9
-            return _given(self.time if path == TIME_PATH else self.rebalance)
+            return _given(getattr(self, SOFTER[path]))
         self.limits.add((timeout_s, max_body_bytes))
         if method == "PUT":
             assert path == "/latest/api/token"
@@ -62,8 +65,7 @@ class Service:
         return _given(self.get)
 
     def methods(self) -> str:
-        softer = (TIME_PATH, REBALANCE_PATH)
-        methods = "".join(method[0] for method, path in self.asked if path not in softer)
+        methods = "".join(method[0] for method, path in self.asked if path not in SOFTER)
         self.asked.clear()
         return methods
 
@@ -299,8 +301,8 @@ def test_the_softer_questions_are_put_in_every_fifth_poll_and_5_s_later_at_most(
         service.asked.clear()
         watcher.poll()
         paths = [path for method, path in service.asked if method == "GET"]
-        assert paths[0] not in (TIME_PATH, REBALANCE_PATH)
-        assert paths[1:] in ([], [TIME_PATH, REBALANCE_PATH])
+        assert paths[0] not in SOFTER
+        assert paths[1:] in ([], list(SOFTER))
         return len(paths) > 1
 
     assert [softer() for _ in range(11)] == ([True] + [False] * 4) * 2 + [True]
@@ -323,6 +325,28 @@ def test_softer_word_stands_until_it_is_asked_for_again(watcher, service, soft):
     assert watcher.poll().deadline_t == DUE
 
 
+@pytest.mark.parametrize(
+    ("state", "is_notice"),
+    [
+        *((state, False) for state in ("InService", "Standby", "Detached", "Warmed:Stopped")),
+        *((state, False) for state in ("", "terminated", "<html>Terminated</html>", "\xff")),
+        *((state, True) for state in ("Terminated", "Warmed:Terminated", "Terminated\n")),
+    ],
+)
+def test_a_group_that_ends_this_machine_gives_notice_without_a_time(
+    watcher, service, state, is_notice
+):
+    service.lifecycle = HttpResponse(200, state.encode())
+    service.rebalance = recommended()
+    notice = watcher.poll()
+    assert notice.early is not is_notice
+    assert (notice.action, notice.deadline_t) == ("terminate" if is_notice else "rebalance", None)
+    service.lifecycle = HttpResponse(500, b"Terminated")
+    for _ in range(5):
+        watcher.poll()
+    assert watcher.errors == 1
+
+
 def test_two_recommendations_are_two(service, clock):
     heard = []
     watch = WatchThread(AwsWatcher("http://service", clock=clock, send=service), heard.append)
@@ -343,13 +367,13 @@ def test_the_softer_questions_share_their_time(watcher, service, monkeypatch):
     limits = []
 
     def send(method, url, **options):
-        if url.endswith((TIME_PATH, REBALANCE_PATH)):
+        if url.endswith(tuple(SOFTER)):
             limits.append(round(options["timeout_s"], 3))
             now[0] += 0.3
         return service(method, url, **options)
 
     AwsWatcher("http://service", clock=Clock(), send=send).poll()
-    assert limits == [0.4, 0.1]
+    assert limits == [0.4, 0.1, 0.001]
 
 
 def test_a_token_serves_many_polls_and_is_renewed_before_it_expires(watcher, service, clock):

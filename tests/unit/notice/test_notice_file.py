@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from outlast.notice.manual import FileWatcher, _meant
+from outlast.notice.manual import EndWatcher, FileWatcher, _meant
 from thorough import examples
 
 NOW = 1_505_722_800.0
@@ -124,3 +124,17 @@ def test_a_place_that_cannot_be_looked_at_is_an_error_and_no_notice(tmp_path):
 @given(st.binary())
 def test_no_content_raises(content):
     assert _meant(content, NOW) is None or content.strip()[:1] == b"{"
+
+
+def test_an_end_that_is_known_is_early_at_first_and_a_notice_in_time():
+    now = [NOW]
+    watcher = EndWatcher(NOW + 3600, clock=lambda: now[0])
+    assert watcher.poll() is None
+    heard = []
+    for left_s in (600.5, 600, 121, 120, 1, -5):
+        now[0] = NOW + 3600 - left_s
+        heard.append(watcher.poll())
+    assert [notice and notice.early for notice in heard] == [None, True, True, False, False, False]
+    assert {notice.deadline_t for notice in heard[1:]} == {NOW + 3600}
+    assert heard[4] is heard[3]
+    assert watcher.errors == 0

@@ -1,6 +1,7 @@
 """The platform is recognised without a packet, and the reason is one line."""
 
 import socket
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
@@ -10,10 +11,11 @@ from outlast.notice import platform as chooser
 from outlast.notice.alibaba import AlibabaWatcher
 from outlast.notice.aws import AwsWatcher
 from outlast.notice.azure import AzureWatcher
-from outlast.notice.gcp import MaintenanceWatcher, PreemptedWatcher
-from outlast.notice.manual import CommandWatcher, FileWatcher
+from outlast.notice.gcp import MaintenanceWatcher, PreemptedWatcher, StopWatcher
+from outlast.notice.manual import CommandWatcher, EndWatcher, FileWatcher
 from outlast.notice.platform import choose
 from outlast.notice.slurm import SlurmWatcher
+from outlast.notice.spot_time import TencentWatcher, VolcengineWatcher
 
 DMI = "sys/class/dmi/id/"
 PLACES = {
@@ -30,7 +32,7 @@ CLOUDS = {
     "aws": (EC2, [AwsWatcher], 120, "http://169.254.169.254"),
     "gcp": (
         {"vendor": b"Google\n", "product": b"Google Compute Engine\n"},
-        [PreemptedWatcher, MaintenanceWatcher],
+        [PreemptedWatcher, MaintenanceWatcher, StopWatcher],
         30,
         "http://169.254.169.254",
     ),
@@ -46,6 +48,14 @@ CLOUDS = {
         180,
         "http://100.100.100.200",
     ),
+    "tencent": (
+        {"vendor": b"Tencent Cloud\n", "product": b"CVM\n"},
+        [TencentWatcher],
+        120,
+        "http://169.254.0.23",
+    ),
+    # What its firmware says is not known, so it is never found.
+    "volcengine": ({}, [VolcengineWatcher], 300, "http://100.96.0.96"),
 }
 
 
@@ -75,7 +85,7 @@ def kinds(chosen):
     return [type(watcher) for watcher in chosen.watchers]
 
 
-@pytest.mark.parametrize("name", CLOUDS)
+@pytest.mark.parametrize("name", [name for name, row in CLOUDS.items() if row[0]])
 def test_a_cloud_is_recognised_by_its_firmware(tmp_path, name):
     files, watchers, lead_s, place = CLOUDS[name]
     chosen = choose("auto", root=machine(tmp_path, **files), environ={})
@@ -146,8 +156,8 @@ def test_a_cloud_as_set_asks_nobody_first(tmp_path, name):
 
 
 def test_machines_with_gpus_are_told_of_maintenance_an_hour_ahead(tmp_path):
-    _, plain = choose("gcp", root=tmp_path).watchers
-    _, gpus = choose("gcp", root=machine(tmp_path, nvidia=b"NVRM")).watchers
+    _, plain, _ = choose("gcp", root=tmp_path).watchers
+    _, gpus, _ = choose("gcp", root=machine(tmp_path, nvidia=b"NVRM")).watchers
     assert (plain._lead_s, gpus._lead_s) == (60, 3600)
 
 
@@ -188,6 +198,19 @@ def test_a_file_and_a_command_are_heard_on_every_platform(tmp_path, platform):
     assert choose(platform, file=file, root=tmp_path, environ={}).reason == (
         f"{alone.reason}; also from the file {file}"
     )
+
+
+def test_an_end_that_is_known_is_heard_on_every_platform(tmp_path):
+    end = datetime.now(UTC) + timedelta(hours=1)
+    alone = choose("none", end=end, root=tmp_path, environ={})
+    assert kinds(alone) == [EndWatcher]
+    assert alone.lead_s == 120
+    assert alone.reason.endswith(f"; also from notice.end ({end.isoformat()})")
+    assert choose("gcp", end=end, root=tmp_path).lead_s == 30
+    assert choose("volcengine", end=end, root=tmp_path).lead_s == 120
+    past = choose("none", end=end - timedelta(hours=2), root=tmp_path, environ={})
+    assert past.watchers == ()
+    assert "notice.end is past" in past.reason
 
 
 @pytest.mark.parametrize("platform", ["none", "signal", "file", "command"])

@@ -17,6 +17,7 @@ from outlast.policy.drain import (
     leaving_s,
     on_early,
     plan,
+    stay_s,
 )
 
 
@@ -181,3 +182,20 @@ def test_nothing_measured_nothing_said():
 )
 def test_early_notices(setting, has_deadline, answer):
     assert on_early(setting, has_deadline=has_deadline) == answer
+
+
+@pytest.mark.parametrize(
+    ("idle", "left_s", "stays_s"),
+    [
+        (0, None, 0),
+        (1, None, 0),
+        (2, None, 5),
+        (3, None, 10),
+        (8, None, 300),
+        (10**6, None, 300),
+        (8, 100, 98),  # and not until it is killed
+        (8, 0, 0),
+    ],
+)
+def test_a_notice_that_comes_back_is_stayed_with_for_longer_each_time(idle, left_s, stays_s):
+    assert stay_s(idle, longest_s=300.0, left_s=left_s) == stays_s

@@ -6,6 +6,7 @@ import pytest
 
 from outlast.policy.fitness import (
     CheckResult,
+    ContainerFacts,
     Flush,
     GpuFacts,
     GpusFacts,
@@ -21,6 +22,8 @@ from outlast.policy.fitness import (
     judge_notice,
     judge_place,
     judge_platform,
+    judge_qos,
+    judge_rdma,
     judge_recovery,
     judge_shm,
     judge_space,
@@ -238,3 +241,40 @@ def test_whatever_asks_for_something_says_what():
 def test_how_the_job_goes_on_without_a_worker(facts, status, words):
     found = judge_recovery(**({"lacking": ""} | facts))
     assert (found.status, words in found.seen) == (status, True), found
+
+
+@pytest.mark.parametrize(
+    ("adj", "weight", "staged", "status", "said"),
+    [
+        (1000, 1, None, "warning", "QoS class BestEffort: this pod asks for neither"),
+        (999, 39, None, "warning", "it asks for no memory to speak of"),
+        (900, 1, None, "warning", "it asks for no processors"),
+        (
+            900,
+            39,
+            30,
+            "warning",
+            "about 10 GB of the machine's 100 GB, and snapshots alone take 30",
+        ),
+        (900, 39, 10, "ok", "QoS class Burstable: it asks for about 10 GB"),
+        (900, None, None, "ok", "Burstable"),
+        (-997, 39, 10**6, "ok", "QoS class Guaranteed"),
+    ],
+)
+def test_what_a_pod_asks_for_decides_when_it_is_evicted(adj, weight, staged, status, said):
+    facts = ContainerFacts(in_pod=True, oom_score_adj=adj, cpu_weight=weight)
+    staged_bytes = None if staged is None else staged * GB
+    found = judge_qos(facts, total_bytes=100 * GB, staged_bytes=staged_bytes)
+    assert found.status == status
+    assert said in found.seen
+    assert (status == "ok") is (not found.todo)
+    facts.in_pod = False
+    assert judge_qos(facts, total_bytes=GB, staged_bytes=None) is None
+
+
+def test_a_network_that_a_container_cannot_open_is_found():
+    assert judge_rdma(ContainerFacts(rdma_given=["uverbs0"])) is None
+    closed = judge_rdma(ContainerFacts(rdma=["mlx5_0"]))
+    assert closed.status == "warning"
+    assert "the machine has mlx5_0, and nothing of /dev/infiniband can be opened" in closed.seen
+    assert judge_rdma(ContainerFacts(rdma=["mlx5_0"], rdma_given=["uverbs0"])).status == "ok"

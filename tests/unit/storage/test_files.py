@@ -15,6 +15,7 @@ from hypothesis import HealthCheck, given, settings
 from storage_contract import memory
 from unit_fakes import listing, num_descriptors
 
+from outlast import durable
 from outlast.storage import Directory, directory
 from outlast.storage.directory import ALIGN
 from thorough import examples
@@ -326,10 +327,41 @@ def test_where_neither_works_it_is_said(storage, monkeypatch):
         return -1
 
     library = type("Libc", (), {"renameat2": staticmethod(einval)})
-    monkeypatch.setattr(directory.ctypes, "CDLL", lambda *_, **__: library)
+    monkeypatch.setattr(durable.ctypes, "CDLL", lambda *_, **__: library)
     with pytest.raises(OSError, match="neither hard links nor renaming without replacing"):
         storage.put_new("f", b"1")
     assert listing(storage.root) == []
+
+
+def test_a_mount_of_a_bucket_has_neither_and_takes_turns(storage, monkeypatch):
+    """rclone's says EIO to a link, which is what a failing disk says."""
+
+    def fails(*_):
+        raise OSError(errno.EIO, "Input/output error")
+
+    monkeypatch.setattr(os, "link", fails)
+    with pytest.raises(OSError, match="Input/output error"):
+        storage.put_new("f", b"1")
+    monkeypatch.setattr(durable, "mount_of", lambda _: durable.Mount("fuse.rclone", ()))
+    exists, won = durable.Path.exists, []
+
+    def slowly(path):
+        found = exists(path)
+        threading.Event().wait(0.02)  # in which another one could come
+        return found
+
+    monkeypatch.setattr(durable.Path, "exists", slowly)
+    threads = [
+        threading.Thread(target=lambda n=n: won.append(storage.put_new("f", b"%d" % n)))
+        for n in range(8)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(won) == [False] * 7 + [True]
+    assert storage.put_new("f", b"9") is False
+    assert listing(storage.root) == ["f"]
 
 
 def test_a_link_whose_answer_was_lost_was_made_by_us(storage, monkeypatch):

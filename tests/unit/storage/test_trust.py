@@ -2,10 +2,11 @@
 
 import pytest
 
+from outlast.durable import Mount, mount_of
 from outlast.peer.claims import Claim, Claims
 from outlast.storage import Directory
 from outlast.storage import trust as room
-from outlast.storage.trust import Mount, distrust, doubt_of_mount, is_local, kept_for_s, mount_of
+from outlast.storage.trust import distrust, doubt_of_mount, is_local, kept_for_s
 
 
 class Ignoring(Directory):

@@ -28,7 +28,7 @@ import socket
 import textwrap
 import time
 import uuid
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final
 
@@ -44,6 +44,7 @@ from outlast.health.doctor.meeting import Met
 from outlast.health.doctor.probes import Child, PriorRun
 from outlast.keeper.memory import available_bytes
 from outlast.ledger.narrator import place
+from outlast.notice.platform import IN_POD
 from outlast.peer import Tls
 from outlast.policy import fitness as judge
 from outlast.policy.drain import HTTP_S
@@ -76,6 +77,50 @@ def look(wanted_bytes: int) -> MemoryFacts:
         facts.shm_bytes = found.f_bavail * found.f_frsize
     facts.refused = _refused(wanted_bytes) if wanted_bytes else ""
     return facts
+
+
+def container(
+    root: Path = Path("/"), environ: Mapping[str, str] = os.environ
+) -> judge.ContainerFacts:
+    """What this process's container has been given.
+
+    Args:
+        root: where ``proc``, ``sys`` and ``dev`` are looked for.
+        environ: the environment.
+    """
+    devices = root / "dev/infiniband"
+    return judge.ContainerFacts(
+        in_pod=bool(environ.get(IN_POD)),
+        oom_score_adj=_whole(root / "proc/self/oom_score_adj"),
+        cpu_weight=_cpu_weight(root),
+        rdma=_names(root / "sys/class/infiniband"),
+        rdma_given=[
+            name
+            for name in _names(devices)
+            if name.startswith("uverbs") and os.access(devices / name, os.R_OK | os.W_OK)
+        ],
+    )
+
+
+def _cpu_weight(root: Path) -> int | None:
+    """This control group's share of the processors; None without cgroups of version 2."""
+    with contextlib.suppress(OSError):
+        for line in (root / "proc/self/cgroup").read_text().splitlines():
+            if line.startswith("0::"):
+                return _whole(root / "sys/fs/cgroup" / line[3:].lstrip("/") / "cpu.weight")
+    return None
+
+
+def _whole(path: Path) -> int | None:
+    with contextlib.suppress(OSError, ValueError):
+        return int(path.read_text())
+    return None
+
+
+def _names(directory: Path) -> list[str]:
+    with contextlib.suppress(OSError):
+        return sorted(path.name for path in directory.iterdir())
+    return []
 
 
 def open_files() -> tuple[int, int]:
@@ -273,6 +318,7 @@ class _Examination:
             "base_url": settings.notice_base_url,
             "file": str(settings.notice_file or ""),
             "command": list(settings.notice_command),
+            "end": settings.notice_end.isoformat() if settings.notice_end else "",
             "grace_s": settings.notice_grace_s,
         }
 
@@ -380,8 +426,14 @@ class _Examination:
                 replicas=replicas,
             )
         ]
-        shm = judge.judge_shm(facts)
-        return found if shm is None else [*found, shm]
+        given = container()
+        staged = None if share_bytes is None else share_bytes * (settings.checkpoint_buffers or 1)
+        more = (
+            judge.judge_shm(facts),
+            judge.judge_qos(given, total_bytes=facts.total_bytes, staged_bytes=staged),
+            judge.judge_rdma(given),
+        )
+        return [*found, *(one for one in more if one is not None)]
 
     # --- the others --------------------------------------------------------------------------
 

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import concurrent.futures
 import contextlib
+import errno
 import fcntl
 import importlib
 import importlib.util
@@ -32,23 +33,30 @@ import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from datetime import datetime
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
 import msgspec
 
 from outlast.checkpoint.manifest import parse
+from outlast.durable import mount_of
 from outlast.errors import OutlastError
 from outlast.health.processes import die_with
 from outlast.ledger.file import read_events
 from outlast.ledger.job import read_job
 from outlast.ledger.measured import Measured
 from outlast.notice import Watcher
-from outlast.notice.platform import choose
-from outlast.notice.source import LONGEST_TIMEOUT_S, MetadataWatcher
+from outlast.notice.platform import IN_POD, choose
+from outlast.notice.source import LONGEST_TIMEOUT_S, MetadataWatcher, TokenWatcher
 from outlast.policy.fitness import GpuFacts, GpusFacts, PlaceFacts, PlatformFacts, StackFacts
 from outlast.storage import Directory, ObjectStore, Patience, Storage, open_storage
-from outlast.storage.trust import distrust, doubt_of_mount, is_network
+from outlast.storage.trust import (
+    distrust,
+    doubt_of_lasting,
+    doubt_of_mount,
+    outlasts,
+)
 
 ASKED_S: Final = 1.0  # to remove what it has written
 KILLED_S: Final = 0.5  # for a killed process to be gone; one in the kernel's hands never is
@@ -192,9 +200,12 @@ def probe_place(url: str, *, writes: bool, locks: bool) -> PlaceFacts:
 def _try(storage: Storage, facts: PlaceFacts, *, writes: bool, locks: bool) -> None:
     folder = f"doctor-{uuid.uuid4().hex[:12]}"
     root = storage.root if isinstance(storage, Directory) else None
-    facts.outlasts = root is None or is_network(str(root))
+    facts.outlasts = root is None or outlasts(str(root))
     if root is not None:
         _space(root, facts)
+        in_pod = bool(os.environ.get(IN_POD))
+        lasting = doubt_of_lasting(mount_of(str(root)), in_pod=in_pod)
+        facts.lasting, facts.lasting_todo = lasting or ("", "")
     parts: list[tuple[str, Callable[[], None]]] = [
         ("small", lambda: _small(storage, folder, facts)),
         ("conditional", lambda: _conditional(storage, folder, facts)),
@@ -215,10 +226,25 @@ def _try(storage: Storage, facts: PlaceFacts, *, writes: bool, locks: bool) -> N
             _tidy(storage, root, facts)
     except OSError as error:
         _failed(facts, doing, error)
+        if root is not None and facts.number in (errno.EACCES, errno.EPERM):
+            facts.owner = _owner(root)
     finally:
         if doing:  # it failed, or was asked to end
             with contextlib.suppress(OSError):
                 storage.remove_tree(folder)
+
+
+def _owner(path: Path) -> str:
+    """Whose it is, and who asks."""
+    while not path.exists() and path != path.parent:
+        path = path.parent
+    with contextlib.suppress(OSError):
+        found = path.stat()
+        return (
+            f"{path} belongs to {found.st_uid}:{found.st_gid}, mode {found.st_mode & 0o777:o}; "
+            f"this process is {os.geteuid()}:{os.getegid()}"
+        )
+    return ""
 
 
 def _failed(facts: PlaceFacts, stage: str, error: Exception) -> PlaceFacts:
@@ -397,7 +423,13 @@ def probe_past(directory: str) -> PriorRun:
 
 
 def probe_platform(
-    platform: str, base_url: str, *, file: str, command: list[str], grace_s: float | None
+    platform: str,
+    base_url: str,
+    *,
+    file: str,
+    command: list[str],
+    grace_s: float | None,
+    end: str = "",
 ) -> PlatformFacts:
     """The sources of notices that the settings ask for, each asked once.
 
@@ -407,16 +439,26 @@ def probe_platform(
         file: ``notice.file``, or "".
         command: ``notice.command``.
         grace_s: ``notice.grace``, or None.
+        end: ``notice.end``, or "".
     """
-    chosen = choose(platform, base_url, file=Path(file) if file else None, command=command)
-    silent = []
+    chosen = choose(
+        platform,
+        base_url,
+        file=Path(file) if file else None,
+        command=command,
+        end=datetime.fromisoformat(end) if end else None,
+    )
+    silent: dict[Watcher, str] = {}
     if chosen.watchers:
         with concurrent.futures.ThreadPoolExecutor(len(chosen.watchers)) as pool:
-            silent = [said for said in pool.map(_silence_of, chosen.watchers) if said]
+            said = zip(chosen.watchers, pool.map(_silence_of, chosen.watchers), strict=True)
+            silent = {watcher: words for watcher, words in said if words}
+    lost = [one.name for one in silent if isinstance(one, TokenWatcher) and one.loses_tokens()]
     return PlatformFacts(
         reason=chosen.reason,
         was_set=platform not in ("auto", "none"),
-        silent=silent,
+        silent=list(silent.values()),
+        loses_tokens=lost,
         num_sources=len(chosen.watchers),
         notice_s=grace_s or chosen.lead_s or chosen.grace_s,
     )
