@@ -136,12 +136,19 @@ def run_command(arguments: tuple[str, ...]) -> int:
     from outlast.notice.signals import EarlySignals
 
     early = EarlySignals()
-    from outlast.launch.first_look import level_to_set, refuse_other_job
+    from outlast import config
+    from outlast.launch.arguments import Launch, command_of, parse
+    from outlast.launch.first_look import level_to_set
     from outlast.launch.warm.client import begin
+    from outlast.ledger.command import refuse_other
+    from outlast.notice.desk import checked
 
-    refuse_other_job(arguments)
+    parsed = parse(arguments)
+    settings = checked(config.load({"dir": parsed.dir, "resume": parsed.resume}))
+    refuse_other(settings, command_of(parsed))
     os.environ.update(level_to_set(os.environ))
-    server = begin(arguments)
+    is_warm = settings.workers_warm and not parsed.no_python
+    server = begin(parsed.nproc_per_node) if is_warm else None
     try:
         from outlast.launch.run import run  # torch is imported here, and meanwhile in the server
 
@@ -150,7 +157,7 @@ def run_command(arguments: tuple[str, ...]) -> int:
 
             say(f"{early.heard} came before anything had begun; start me again (exit 75)")
             return int(Exit.DRAINED)
-        return run(list(arguments), server)
+        return run(list(arguments), Launch(parsed), settings, server)
     finally:
         if server is not None:
             server.close()
