@@ -236,7 +236,7 @@ def _usage(error: click.ClickException) -> str:
 def _failed(text: str, code: int) -> int:
     from outlast.ledger.narrator import say
 
-    say(text)
+    say(text, is_answer=True)
     return code
 
 

@@ -71,12 +71,19 @@ class Narrator:
                 self._told = text
 
 
-def say(text: str) -> None:
-    """One line for people, apart from what the script prints."""
+def say(text: str, *, is_answer: bool = False) -> None:
+    """One line for people, with the time, apart from what the script prints.
+
+    Args:
+        text: the line.
+        is_answer: whether it answers a command: at a terminal, to a person who has just typed it,
+            it has no time. A log may be read a week later.
+    """
     stream: TextIO | None = sys.stderr
     if stream is None:  # closed (2>&-): print would take standard output instead
         return
-    line = f"outlast: {text}\n"
+    is_dated = not (is_answer and stream.isatty())
+    line = f"{log_time(time.time()) if is_dated else ''}outlast: {text}\n"
     is_collected = stream is not sys.__stderr__  # by a notebook, or a test
     with contextlib.suppress(OSError, ValueError):  # nobody reads any more: it stops nothing
         if is_collected:
@@ -89,6 +96,11 @@ def say(text: str) -> None:
         left = memoryview(line.encode(stream.encoding, "backslashreplace"))
         while left:
             left = left[os.write(stream.fileno(), left) :]
+
+
+def log_time(t: float) -> str:
+    """The time ahead of a line of a log, in UTC and with a space: ``2026-11-22T03:12:44Z ``."""
+    return time.strftime("%Y-%m-%dT%H:%M:%SZ ", time.gmtime(t))
 
 
 def place(path: Path) -> str:

@@ -1,13 +1,15 @@
 """One line for each thing that matters, from the ledger alone."""
 
+import io
 import socket
 import time
 
 import pytest
 
+from outlast.ledger import narrator as room
 from outlast.ledger.events import EVENT_NAMES, Event
 from outlast.ledger.file import Ledger
-from outlast.ledger.narrator import Narrator, sentence
+from outlast.ledger.narrator import Narrator, log_time, say, sentence
 
 
 def event(name, *, rank=None, attempt=1, on=socket.gethostname(), **fields):  # noqa: B008
@@ -104,6 +106,31 @@ def test_a_worker_that_left_on_purpose_is_not_lost(code):
 @pytest.mark.parametrize("name", sorted(EVENT_NAMES))
 def test_an_event_without_its_fields_does_no_harm(name):
     assert isinstance(sentence(event(name)), str)
+
+
+class Terminal(io.StringIO):
+    def isatty(self):
+        return True
+
+
+@pytest.mark.parametrize(
+    ("stream", "is_answer", "is_dated"),
+    [
+        (io.StringIO, False, True),
+        (io.StringIO, True, True),
+        (Terminal, False, True),
+        (Terminal, True, False),  # to a person who has just typed the command
+    ],
+)
+def test_a_line_that_may_be_read_a_week_later_has_its_time(
+    monkeypatch, stream, is_answer, is_dated
+):
+    monkeypatch.setattr(room, "log_time", log_time)
+    monkeypatch.setattr(room.time, "time", lambda: 1_764_158_400.9)
+    monkeypatch.setattr(room.sys, "stderr", stream())
+    say("a line", is_answer=is_answer)
+    expected = "2025-11-26T12:00:00Z outlast: a line\n" if is_dated else "outlast: a line\n"
+    assert room.sys.stderr.getvalue() == expected
 
 
 def test_it_tells_what_is_new_and_what_is_left_at_the_end(tmp_path, capfd):
