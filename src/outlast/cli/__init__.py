@@ -75,6 +75,7 @@ class LazyGroup(click.Group):
             formatter.write_dl([(name, text) for name, (_, text) in self._listed.items()])
 
 
+_VALUE_MAX = 24  # a longer one, such as a path, moves what is behind it
 _COMMANDS = {
     "run": "run a script under outlast, in place of torchrun",
     "init": "write the file with which Slurm, Kubernetes or SkyPilot runs a script",
@@ -168,7 +169,10 @@ def run_command(arguments: tuple[str, ...]) -> int:
 @click.option("--explain", is_flag=True, help="Say where each setting came from.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object and nothing else.")
 def config_command(directory: str | None, explain: bool, as_json: bool) -> None:
-    """Print the settings in force: argument, then OUTLAST_*, then outlast.toml, then default."""
+    """Print the settings in force: argument, then OUTLAST_*, then outlast.toml, then default.
+
+    A star marks what differs from the default. Values are in the units that outlast.toml takes.
+    """
     import msgspec
 
     from outlast import config
@@ -176,17 +180,24 @@ def config_command(directory: str | None, explain: bool, as_json: bool) -> None:
     settings = config.load({"dir": directory})
     rows = config.as_rows(settings)
     if as_json:
-        found: dict[str, Any] = {key: {"value": value, "from": by} for key, value, by in rows}
+        found: dict[str, Any] = {row.key: {"value": row.value, "from": row.origin} for row in rows}
         for tier in settings.tiers:
             parts = {"kind": tier.kind, "url": tier.url, "every": tier.every, "keep": tier.keep}
             found[f"tier.{tier.name}"] |= parts
         click.echo(msgspec.json.encode(found))
         return
-    width = max(len(key) for key, _, _ in rows)
-    values = max(len(value) for _, value, _ in rows)
-    for key, value, source in rows:
-        tail = f"  {value:<{values}}  {source}" if explain else f"  {value}"
-        click.echo(f"{key:<{width}}{tail}".rstrip())
+    names = max(len(row.key.rpartition(".")[2]) for row in rows)
+    values = max(len(row.value) for row in rows if len(row.value) <= _VALUE_MAX)
+    section = ""
+    if explain:
+        click.echo(f"  {'setting':<{names}}  {'value':<{values}}  from")
+    for row in rows:
+        name = row.key.rpartition(".")
+        if name[0] != section:
+            section = name[0]
+            click.echo(f"\n[{section}]")
+        line = f"{' ' if row.is_default else '*'} {name[2]:<{names}}  {row.value:<{values}}"
+        click.echo((f"{line}  {row.origin}" if explain else line).rstrip())
 
 
 @cli.command(name="requeue", hidden=True)
