@@ -69,12 +69,14 @@ _HOME = {
 }
 
 
-def __getattr__(name: str) -> Any:
-    if name == "data":
-        return importlib.import_module("outlast.data")
-    if name in _HOME:
-        return getattr(importlib.import_module(_HOME[name]), name)
-    raise AttributeError(f"module 'outlast' has no attribute {name!r}")
+if not TYPE_CHECKING:  # else a misspelt name would have a type: Any
+
+    def __getattr__(name: str) -> Any:
+        if name == "data":
+            return importlib.import_module("outlast.data")
+        if name in _HOME:
+            return getattr(importlib.import_module(_HOME[name]), name)
+        raise AttributeError(f"module 'outlast' has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:

@@ -159,6 +159,8 @@ def _saved(tmp_path_factory):
 
 SESSIONS = {
     "not-open": "the session is not open; write: with outlast.session(…) as session:",
+    "positional": "a session takes its objects by name, not Sequential, AdamW alone; write: ",
+    "another-argument": "batch_size is a int without state_dict and load_state_dict",
     "nothing": "a session needs something to save, as in outlast.session(model=model",
     "only-a-loader": "a session needs something to save",
     "stateless": "counter is a int without state_dict and load_state_dict",
@@ -170,6 +172,24 @@ SESSIONS = {
     "more-names": "step 4 does not hold 'average', which this session names",
     "fewer-names": "step 4 holds 'optimizer', which this session does not name",
 }
+
+
+CALLS = {
+    "no-loader": "steps() was given no loader; write: session.steps(loader, until=10_000)",
+    "a-number": "10000 is no loader; write: session.steps(loader, until=10_000)",
+    "size-of-batches": "steps() has no batch_size: batches are made by the loader; write: session.",
+    "a-scalar": "numbers are logged by name; write: session.log(accuracy=…)",
+    "scalars": "numbers are logged by name; write: session.log(loss=…)",
+}
+
+
+@pytest.mark.parametrize("case", CALLS)
+def test_a_call_of_a_session_that_shows_how_it_is_written(floor, case):
+    process = floor.warm(WRONG, case)
+    assert process.wait() == 2, process.text
+    assert CALLS[case] in process.err.splitlines()[-1]
+    assert "Traceback" not in process.err
+    assert process.out == ""
 
 
 @pytest.mark.parametrize("case", SESSIONS)
