@@ -16,6 +16,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any, NoReturn, cast
 
 import click
+from click.shell_completion import CompletionItem
 
 from outlast._version import __version__
 from outlast.errors import Exit, OutlastError
@@ -69,6 +70,15 @@ class LazyGroup(click.Group):
             )
         return super().resolve_command(ctx, args)
 
+    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
+        """As click does, without loading them."""
+        names = [
+            CompletionItem(name, help=text)
+            for name, (_, text) in self._listed.items()
+            if name.startswith(incomplete)
+        ]
+        return names + click.Command.shell_complete(self, ctx, incomplete)
+
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Without loading them."""
         with formatter.section(f"{self._noun.capitalize()}s"):
@@ -76,6 +86,28 @@ class LazyGroup(click.Group):
 
 
 _VALUE_MAX = 24  # a longer one, such as a path, moves what is behind it
+
+
+class _Run(click.Command):
+    """Whose options are torchrun's too, ahead of the script; what stands behind it is its own."""
+
+    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
+        """Its options; nothing behind the script."""
+        from outlast.launch.arguments import options
+
+        if any(word.endswith(".py") for word in ctx.params.get("arguments") or ()):
+            return []
+        return [
+            CompletionItem(name, help=words)
+            for name, words in options()
+            if name.startswith(incomplete)
+        ]
+
+
+def _files(_: click.Context, __: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    return [CompletionItem(incomplete, type="file")]
+
+
 _COMMANDS = {
     "run": "run a script under outlast, in place of torchrun",
     "init": "write the file with which Slurm, Kubernetes or SkyPilot runs a script",
@@ -128,10 +160,11 @@ def cli() -> None:
 
 @cli.command(
     name="run",
+    cls=_Run,
     add_help_option=False,
     context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False},
 )
-@click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
+@click.argument("arguments", nargs=-1, type=click.UNPROCESSED, shell_complete=_files)
 def run_command(arguments: tuple[str, ...]) -> int:
     """Run a script under outlast: torchrun's flags and PET_* variables, --dir, --resume."""
     from outlast.notice.signals import EarlySignals

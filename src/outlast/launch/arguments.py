@@ -25,7 +25,7 @@ import os
 import re
 import shutil
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, NoReturn
 
@@ -398,6 +398,14 @@ def help_text(*, everything: bool = False) -> str:
                 _listed(one for one in actions if "--help" not in one.option_strings)
             )
     return formatter.getvalue().rstrip()
+
+
+def options() -> Iterator[tuple[str, str]]:
+    """Each long option's name and what it is for, for a shell to complete."""
+    for one in _parser()._actions:
+        for name in one.option_strings:
+            if name.startswith("--") and "_" not in name:
+                yield name, one.help or ""
 
 
 def _listed(actions: Iterable[argparse.Action]) -> list[tuple[str, str]]:
