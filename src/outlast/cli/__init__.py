@@ -19,7 +19,7 @@ import click
 from click.shell_completion import CompletionItem
 
 from outlast._version import __version__
-from outlast.errors import Exit, OutlastError
+from outlast.errors import Exit, OutlastError, require_linux
 
 
 class LazyGroup(click.Group):
@@ -51,6 +51,8 @@ class LazyGroup(click.Group):
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         """One of them, or None."""
+        if ctx.parent is None and cmd_name in self._listed:
+            require_linux(cmd_name)
         if cmd_name in self.commands or cmd_name not in self._listed:
             return self.commands.get(cmd_name)
         module, _, name = self._listed[cmd_name][0].partition(":")
