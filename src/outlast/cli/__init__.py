@@ -112,7 +112,7 @@ def _files(_: click.Context, __: click.Parameter, incomplete: str) -> list[Compl
 
 _COMMANDS = {
     "run": "run a script under outlast, in place of torchrun",
-    "init": "write the file with which Slurm, Kubernetes or SkyPilot runs a script",
+    "init": "write the file with which Slurm, Kubernetes or SkyPilot runs a script, or an image",
     "demo": "train through a kill and a preemption notice, and prove nothing changed",
     "plan": "know before you rent: failures, intervals, spot, flush, budget, deadline",
     "simulate": "what a job would go through, and which policy does best on the same failures",
