@@ -7,7 +7,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check --no-input
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-all test-beside test-unit test-slurm test-newest test-oldest check format unit bench zoo gpu gpu-wheels house system-packages clean
+.PHONY: help demo dist test test-all test-beside test-unit test-slurm test-wheel test-newest test-oldest check format unit bench zoo gpu gpu-wheels house system-packages clean
 
 help:
 	@echo "make demo    install into $(VENV), then train through a kill and a notice and prove it"
@@ -15,6 +15,8 @@ help:
 	@echo "make test-all  the same with all examples, seeds and costly cases, drawn anew (hours)"
 	@echo "make test-newest  the same tests but the longest with today's torch, in an environment of its own (8 GB)"
 	@echo "make test-oldest  and with torch 2.11, the oldest that is meant"
+	@echo "make dist    the sdist and the wheel, in dist/"
+	@echo "make test-wheel  the wheel in clean environments of each Python and torch: demo and types (6 GB at a time)"
 	@echo "make check   format, lint, types, import rules, unit tests (two minutes)"
 	@echo "make format  rewrite the sources in the project's format"
 	@echo "make house   count what a reader of the source must hold in mind (a second)"
@@ -87,6 +89,14 @@ test:
 
 test-all: export OUTLAST_TEST_ALL = 1
 test-all: test
+	+$(MAKE) --no-print-directory test-wheel
+
+# WHEEL_ARGS chooses: --python 3.12 --torch 2.13.0 --find-links PLACE
+dist: $(VENV)/.installed-test
+	$(BIN)/python tools/wheels.py --build
+
+test-wheel: $(VENV)/.installed-test
+	$(BIN)/python tools/wheels.py $(WHEEL_ARGS)
 
 test-beside: test-unit
 	$(REAL) tests/real -m "not alone" --ignore tests/real/slurm -n $(REAL_PROCESSES) --dist worksteal $(PYTEST_ARGS) $(CHOSEN)

@@ -8,12 +8,13 @@
             session.log(loss=loss)
 
 Importing this package starts nothing, logs nothing and does not import torch; each name below is
-loaded when it is first used.
+loaded when it is first used. On a system that is not Linux one line says what works there.
 """
 
 from __future__ import annotations
 
 import importlib
+import sys
 from typing import TYPE_CHECKING, Any
 
 from outlast._version import __version__
@@ -69,12 +70,22 @@ _HOME = {
 }
 
 
-def __getattr__(name: str) -> Any:
-    if name == "data":
-        return importlib.import_module("outlast.data")
-    if name in _HOME:
-        return getattr(importlib.import_module(_HOME[name]), name)
-    raise AttributeError(f"module 'outlast' has no attribute {name!r}")
+if not TYPE_CHECKING:  # else a misspelt name would have a type: Any
+
+    def __getattr__(name: str) -> Any:
+        if name == "data":
+            return importlib.import_module("outlast.data")
+        if name in _HOME:
+            if sys.platform != "linux" and _HOME[name] != "outlast.errors":
+                require_linux(name)
+            return getattr(importlib.import_module(_HOME[name]), name)
+        raise AttributeError(f"module 'outlast' has no attribute {name!r}")
+
+
+if sys.platform != "linux":
+    from outlast.errors import elsewhere, require_linux
+
+    sys.stderr.write(f"outlast: {elsewhere()}\n")
 
 
 def __dir__() -> list[str]:

@@ -80,10 +80,12 @@ class Setting(NamedTuple):
     Attributes:
         default: it is read like a value that somebody wrote; None stays None.
         read: makes the value of what was written, or raises a ConfigError.
+        show: writes the value so that ``read`` takes it; by default after the field's unit.
     """
 
     default: object
     read: Reader
+    show: Callable[[Any], str] | None = None
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True):
@@ -106,7 +108,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
 
     0 writes directly while training waits; None decides by itself.
     """
-    checkpoint_overhead: Annotated[float, Setting("1%", parse_overhead)]
+    checkpoint_overhead: Annotated[float, Setting("1%", parse_overhead, units.set_share)]
     """Share of the time for saving, at most, before the job has failed or run for an hour."""
     checkpoint_optimizer_every: Annotated[int, Setting(1, parse_optimizer_every)]
     """The optimizer's state is in every Nth checkpoint.
@@ -176,16 +178,15 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     """How many rollbacks there may be in a stretch."""
     health_stretch: Annotated[int, Setting(1000, parse_from_1)]
     """Steps of a stretch."""
+    health_straggler: Annotated[str, Setting("report", parse_straggler)]
+    """The answer to a slow rank: report, notify, replace, leave out."""
+    health_notify: Annotated[tuple[str, ...], Setting("", parse_command)]
+    """A command that is told of it; empty for none."""
 
     price_spot: Annotated[float | None, Setting(None, parse_price)]
     """Price of a spot machine per hour, or None."""
     price_on_demand: Annotated[float | None, Setting(None, parse_price)]
     """Price of an on-demand machine per hour, or None."""
-
-    health_straggler: Annotated[str, Setting("report", parse_straggler)]
-    """The answer to a slow rank: report, notify, replace, leave out."""
-    health_notify: Annotated[tuple[str, ...], Setting("", parse_command)]
-    """A command that is told of it; empty for none."""
 
     workers_warm: Annotated[bool, Setting(True, parse_bool)]
     """Whether workers are forked from a process that has imported everything."""
@@ -232,7 +233,7 @@ class Every(msgspec.Struct, frozen=True):
     def __str__(self) -> str:
         if self.steps is not None:
             return f"{self.steps} steps"
-        return "auto" if self.seconds is None else f"{self.seconds:g} s"
+        return "auto" if self.seconds is None else units.set_seconds(self.seconds)
 
 
 def parse_every(value: object) -> Every:
@@ -262,7 +263,7 @@ class Hang(msgspec.Struct, frozen=True):
     def __str__(self) -> str:
         if self.is_off:
             return "off"
-        return "auto" if self.seconds is None else f"{self.seconds:g} s"
+        return "auto" if self.seconds is None else units.set_seconds(self.seconds)
 
 
 def parse_hang(value: object) -> Hang:
@@ -590,17 +591,50 @@ def _unknown(key: str, source: str) -> str:
     return f"{source}: {key} is not a setting;{nearest(key, tuple(SETTINGS))}"
 
 
-def as_rows(settings: Settings) -> list[tuple[str, str, str]]:
-    """Each setting as (key, value, where it came from), for ``outlast config --explain``."""
+class SettingRow(NamedTuple):
+    """A setting in force.
+
+    Attributes:
+        key: as in the file; ``tier.NAME`` for a tier.
+        value: in the units that the file takes; of a command, without its arguments.
+        origin: where it came from.
+        is_default: whether it is what it would be if nobody had set it.
+    """
+
+    key: str
+    value: str
+    origin: str
+    is_default: bool
+
+
+def as_rows(settings: Settings) -> list[SettingRow]:
+    """Each setting, in the order of the table, for ``outlast config``."""
     rows = []
     for key, (attribute, setting) in SETTINGS.items():
-        value = getattr(settings, attribute)
-        shown = "auto" if value is None and setting.default == "auto" else value
-        shown = str(shown).lower() if isinstance(shown, bool) else shown
-        if isinstance(shown, tuple):
-            shown = in_short(shown)
-        elif isinstance(shown, dict):
-            shown = ", ".join(f"{name}={where}" for name, where in shown.items())
-        rows.append((key, "" if shown is None else str(shown), settings.origin[key]))
-    rows += [(f"tier.{tier.name}", str(tier), settings.origin["tier"]) for tier in settings.tiers]
-    return rows
+        value, default = getattr(settings, attribute), setting.default
+        is_default = value == (None if default is None else setting.read(default))
+        shown = _shown(value, attribute, setting)
+        rows.append(SettingRow(key, shown, settings.origin[key], is_default))
+    where = settings.origin["tier"]
+    return rows + [
+        SettingRow(f"tier.{tier.name}", str(tier), where, where == "default")
+        for tier in settings.tiers
+    ]
+
+
+def _shown(value: Any, attribute: str, setting: Setting) -> str:
+    if value is None:
+        return "auto" if setting.default == "auto" else ""
+    if setting.show is not None:
+        return setting.show(value)
+    if attribute.endswith("_s"):
+        return units.set_seconds(value)
+    if attribute.endswith("_bytes"):
+        return units.set_rate(value)
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, tuple):
+        return in_short(value)
+    if isinstance(value, dict):
+        return ", ".join(f"{name}={where}" for name, where in value.items())
+    return f"{value:g}" if isinstance(value, float) else str(value)

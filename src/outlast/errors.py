@@ -22,6 +22,7 @@ from __future__ import annotations
 import difflib
 import enum
 import errno
+import sys
 from collections.abc import Sequence
 from typing import Final
 
@@ -41,6 +42,33 @@ class Exit(enum.IntEnum):
     REFUSED = 78
     ROLLED_BACK = 79
     STARTS_ANEW = 80
+
+
+_SYSTEMS: Final = {"darwin": "macOS", "win32": "Windows"}
+_ANYWHERE: Final = ("plan", "simulate", "init", "config")  # commands that ask nothing of the system
+
+
+def elsewhere() -> str:
+    """Say what works on a system that is not Linux; "" on Linux."""
+    if sys.platform == "linux":
+        return ""
+    return (
+        f"this is {_SYSTEMS.get(sys.platform, sys.platform)}, and training with outlast needs "
+        f"Linux; here these work: outlast {', '.join(_ANYWHERE)}"
+    )
+
+
+def require_linux(what: str) -> None:
+    """Refuse what does not work on this system.
+
+    Args:
+        what: the name of a command, or of a part of the package.
+
+    Raises:
+        ConfigError: this is not Linux, and ``what`` needs it.
+    """
+    if what not in _ANYWHERE and elsewhere():
+        raise ConfigError(f"outlast {what}: {elsewhere()}")
 
 
 class Leave(SystemExit):

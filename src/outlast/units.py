@@ -136,6 +136,26 @@ def short_seconds(value: float, below_10: str = ".2g") -> str:
     return f"{value:{'.0f' if value >= 10 else below_10}} s"
 
 
+def set_seconds(value: float) -> str:
+    """Write a time as a setting takes it, exactly: ``10 min``, ``90 s``, ``1.5 s``, ``200 ms``."""
+    for unit in ("h", "min") if value >= 60 else ("ms",) if value < 1 else ():
+        amount = value / SECONDS[unit]
+        if amount == int(amount):
+            return f"{amount:.0f} {unit}"
+    return f"{value:.15g} s"
+
+
+def set_rate(value: float) -> str:
+    """Write bytes a second as a setting takes them: ``200 MB/s``, ``1.5 GB/s``."""
+    unit = "GB/s" if value >= _RATES["GB/s"] else "MB/s"
+    return f"{value / _RATES[unit]:.15g} {unit}"
+
+
+def set_share(value: float) -> str:
+    """Write a share as a setting takes it: ``1%``."""
+    return f"{100 * value:.15g}%"
+
+
 def size(value: float) -> str:
     """A number of bytes in decimal units, as disks and clouds count: ``512 B``, ``1.3 GB``."""
     if round(value) < 1000:

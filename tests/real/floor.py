@@ -14,6 +14,7 @@ import itertools
 import json
 import multiprocessing
 import os
+import re
 import runpy
 import signal
 import socket
@@ -40,6 +41,7 @@ LIMIT_S = 120.0
 POLL_S = 0.003
 COSTS, SELDOM_S = 3, 0.2  # a look that takes long is paid for with so many times of waiting
 TAG = "REAL_TEST_TAG"  # marks whatever our processes start: found by it, and ended
+STAMP = re.compile(r"^\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ (?=outlast: )", re.MULTILINE)
 _DROPPED = ("OUTLAST_", "PET_", "TORCHELASTIC_", "TORCH_NCCL", "GROUP_")
 _DROPPED_NAMES = {
     *("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "PYTHON_EXEC", "LOGLEVEL"),
@@ -122,6 +124,11 @@ class Started:
 
     @property
     def err(self):
+        """Standard error; lines of ours without their time."""
+        return STAMP.sub("", self.dated_err)
+
+    @property
+    def dated_err(self):
         return self._err.read_text(errors="replace")
 
     @property

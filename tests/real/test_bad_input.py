@@ -1,5 +1,6 @@
 """Bad input: one clear line, exit code 2, and nothing is trained or changed."""
 
+import json
 import shutil
 
 import pytest
@@ -42,7 +43,7 @@ COMMANDS = {
     "a directory": (["run", "scripts"], "scripts is a directory"),
     "no module": (["run", "-m", "nobody.has.it"], "there is no module nobody.has.it"),
     "nnodes": (["run", "--nnodes", "few", TRAIN], "--nnodes few"),
-    "nnodes range": (["run", "--nnodes", "3:2", TRAIN], "max_nodes=2"),
+    "nnodes range": (["run", "--nnodes", "3:2", TRAIN], "MIN is at most MAX"),
     "no nodes": (["run", "--nnodes", "0", TRAIN], "0"),
     "nproc": (["run", "--nproc-per-node", "many", TRAIN], "many"),
     "no workers": (["run", "--nproc-per-node", "0", TRAIN], "--nproc-per-node 0"),
@@ -65,6 +66,37 @@ def test_command_line_by_a_fresh_interpreter(floor, tmp_path):
     (tmp_path / "scripts").symlink_to(SCRIPTS)
     line = only_line(floor.outlast("run", "scripts/trian.py", cold=True))
     assert line == "outlast: there is no script scripts/trian.py; did you mean scripts/train.py?"
+
+
+OTHERS = {
+    "a flag of the doctor": ["doctor", "--faster"],
+    "a short demo": ["demo", "--steps", "3"],
+    "an export to nowhere": ["checkpoints", "export", "nowhere", "--out", "x"],
+    "a time without a unit": ["plan", "interval", "--rate", "2/h", "--checkpoint", "3"],
+    "nothing to watch": ["watch"],
+    "a job that cannot be simulated": ["simulate", "--gpus", "0"],
+    "no image": ["init", "k8s"],
+    "rendezvous": ["run", "--rdzv-conf", "x", TRAIN],
+    "a directory in a bucket": ["run", "--dir", "s3://bucket/job", TRAIN],
+}
+ALL_AT_ONCE = """
+import json, sys
+from outlast.cli import _called
+for arguments in json.loads(sys.argv[1]):
+    code = _called(arguments)
+    print(code, "torch" in sys.modules, "numpy" in sys.modules)
+"""
+
+
+def test_torch_is_not_imported_to_say_what_is_wrong(floor, tmp_path):
+    """One interpreter is told all of it, and would still have torch if one had imported it."""
+    (tmp_path / "scripts").symlink_to(SCRIPTS)
+    wrong = [arguments for arguments, _ in COMMANDS.values()] + list(OTHERS.values())
+    words = json.dumps([list(map(str, arguments)) for arguments in wrong])
+    process = floor.cold("-c", ALL_AT_ONCE, words)
+    assert process.wait() == 0, process.text
+    assert process.out.splitlines() == ["2 False False"] * len(wrong), process.text
+    assert len(process.err.splitlines()) == len(wrong), process.text
 
 
 SETTINGS = {
@@ -127,6 +159,8 @@ def _saved(tmp_path_factory):
 
 SESSIONS = {
     "not-open": "the session is not open; write: with outlast.session(…) as session:",
+    "positional": "a session takes its objects by name, not Sequential, AdamW alone; write: ",
+    "another-argument": "batch_size is a int without state_dict and load_state_dict",
     "nothing": "a session needs something to save, as in outlast.session(model=model",
     "only-a-loader": "a session needs something to save",
     "stateless": "counter is a int without state_dict and load_state_dict",
@@ -138,6 +172,24 @@ SESSIONS = {
     "more-names": "step 4 does not hold 'average', which this session names",
     "fewer-names": "step 4 holds 'optimizer', which this session does not name",
 }
+
+
+CALLS = {
+    "no-loader": "steps() was given no loader; write: session.steps(loader, until=10_000)",
+    "a-number": "10000 is no loader; write: session.steps(loader, until=10_000)",
+    "size-of-batches": "steps() has no batch_size: batches are made by the loader; write: session.",
+    "a-scalar": "numbers are logged by name; write: session.log(accuracy=…)",
+    "scalars": "numbers are logged by name; write: session.log(loss=…)",
+}
+
+
+@pytest.mark.parametrize("case", CALLS)
+def test_a_call_of_a_session_that_shows_how_it_is_written(floor, case):
+    process = floor.warm(WRONG, case)
+    assert process.wait() == 2, process.text
+    assert CALLS[case] in process.err.splitlines()[-1]
+    assert "Traceback" not in process.err
+    assert process.out == ""
 
 
 @pytest.mark.parametrize("case", SESSIONS)

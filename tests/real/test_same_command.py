@@ -68,7 +68,7 @@ def test_it_is_refused_before_torch_is_imported(floor):
     process = floor.cold("-X", "importtime", "-m", "outlast", *flags, SWEEP, "0.5")
     assert process.wait() == 2, process.text
     imported = {line.rpartition("|")[2].strip() for line in process.err.splitlines()}
-    assert "outlast.launch.first_look" in imported
+    assert "outlast.launch.arguments" in imported
     assert not {"torch", "numpy"} & imported
     assert not floor.offspring()
 

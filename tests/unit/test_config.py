@@ -493,21 +493,21 @@ def test_rows_for_explain():
         "[[tier]]\nurl = 's3://b'\nevery = 5\nkeep = 9\n"
     )
     settings = load({"price.spot": 0.5}, environ={"OUTLAST_DIR": "/job"})
-    rows = {key: (value, origin) for key, value, origin in config.as_rows(settings)}
+    rows = {row.key: (row.value, row.origin) for row in config.as_rows(settings)}
     assert rows == {
         "dir": ("/job", "OUTLAST_DIR"),
         "resume": ("false", "default"),
         "checkpoint.every": ("50 steps", "outlast.toml"),
         "checkpoint.keep": ("3", "default"),
         "checkpoint.buffers": ("auto", "default"),
-        "checkpoint.overhead": ("0.01", "default"),
+        "checkpoint.overhead": ("1%", "default"),
         "checkpoint.optimizer_every": ("1", "default"),
         "checkpoint.moments": ("exact", "default"),
         "notice.platform": ("auto", "default"),
         "notice.base_url": ("", "default"),
-        "notice.poll": ("1.0", "default"),
+        "notice.poll": ("1 s", "default"),
         "membership.labels": ("", "default"),
-        "membership.silence": ("3.0", "default"),
+        "membership.silence": ("3 s", "default"),
         "notice.grace": ("auto", "default"),
         "notice.early": ("auto", "default"),
         "notice.requeue": ("false", "default"),
@@ -521,11 +521,11 @@ def test_rows_for_explain():
         "peer.tls_key": ("", "default"),
         "peer.tls_ca": ("", "default"),
         "health.hang": ("auto", "default"),
-        "health.hang_floor": ("1.5", "default"),
-        "health.hang_ceiling": ("600.0", "default"),
+        "health.hang_floor": ("1.5 s", "default"),
+        "health.hang_ceiling": ("10 min", "default"),
         "health.anomaly": ("report", "default"),
         "health.window": ("100", "default"),
-        "health.factor": ("20.0", "default"),
+        "health.factor": ("20", "default"),
         "health.settle": ("10", "default"),
         "health.skip": ("1", "default"),
         "health.rollbacks": ("3", "default"),
@@ -538,9 +538,9 @@ def test_rows_for_explain():
         "workers.in_process": ("false", "default"),
         "restart.without_progress": ("5", "default"),
         "restart.failures": ("auto", "default"),
-        "restart.window": ("3600.0", "default"),
-        "restart.leave_out": ("3600.0", "default"),
-        "restart.back_off": ("300.0", "default"),
+        "restart.window": ("1 h", "default"),
+        "restart.leave_out": ("1 h", "default"),
+        "restart.back_off": ("5 min", "default"),
         "restart.let_in": ("false", "default"),
         "tier.local": ("/tier, every 1, keep 3", "outlast.toml"),
         "tier.object": ("s3://b, every 5, keep 9", "outlast.toml"),
@@ -563,11 +563,42 @@ def test_variables_that_are_no_settings_are_left_alone(name):
 def test_the_arguments_of_a_command_are_not_shown():
     settings = load({"notice.command": "curl -H 'Authorization: Bearer s3cr3t' http://site"})
     assert settings.notice_command[2] == "Authorization: Bearer s3cr3t"
-    rows = {key: value for key, value, _ in config.as_rows(settings)}
+    rows = {row.key: row.value for row in config.as_rows(settings)}
     assert rows["notice.command"] == "curl …"
 
 
 def test_labels_are_shown_as_they_are_written():
     settings = load({"membership.labels": "zone=a,rack=7"}, environ={})
-    rows = {key: value for key, value, _ in config.as_rows(settings)}
+    rows = {row.key: row.value for row in config.as_rows(settings)}
     assert rows["membership.labels"] == "zone=a, rack=7"
+
+
+IN_FORCE = {
+    "checkpoint.every": "5 min",
+    "checkpoint.overhead": "0.2%",
+    "notice.grace": "90 s",
+    "notice.poll": "200 ms",
+    "membership.silence": "1.5 s",
+    "peer.rate": "1.5 GB/s",
+    "health.hang": "90 min",
+    "health.factor": "2.5",
+    "restart.window": "36 h",
+    "price.spot": "0.7",
+}
+
+
+def test_what_is_shown_may_be_written_into_the_file():
+    settings = load(IN_FORCE, environ={})
+    rows = {row.key: row for row in config.as_rows(settings)}
+    assert {key: rows[key].value for key in IN_FORCE} == IN_FORCE
+    shown = {key: row.value for key, row in rows.items() if row.value and "tier" not in key}
+    again = load(shown, environ={})
+    for key, (attribute, _) in config.SETTINGS.items():
+        assert getattr(again, attribute) == getattr(settings, attribute), key
+
+
+def test_what_differs_from_the_default_is_known_whoever_has_set_it():
+    write("[checkpoint]\nkeep = 3\nevery = '50 steps'\n")
+    rows = {row.key: row for row in config.as_rows(load(environ={"OUTLAST_NOTICE_POLL": "1 s"}))}
+    assert rows["checkpoint.keep"].origin == "outlast.toml"
+    assert {key for key, row in rows.items() if not row.is_default} == {"checkpoint.every"}

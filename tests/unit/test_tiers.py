@@ -223,9 +223,8 @@ def test_a_slower_tiers_interval_is_open_where_the_jobs_is():
     write(tables(MEMORY, LOCAL | {"every": 4}, CLOUD | {"gb_price": 0.02}))
     found = load(environ={})
     assert [tier.every for tier in found.tiers] == [1, 4, None]
-    assert ("tier.object", "s3://bucket/job, every auto, keep 3, 0.02 a GB", "outlast.toml") in (
-        as_rows(found)
-    )
+    shown = "s3://bucket/job, every auto, keep 3, 0.02 a GB"
+    assert ("tier.object", shown, "outlast.toml", False) in as_rows(found)
     with pytest.raises(ConfigError, match="every = 1 is not a multiple of 4"):
         load({"checkpoint.every": "5 steps"}, environ={})
     write(tables(MEMORY, LOCAL, CLOUD | {"every": "auto"}))

@@ -123,3 +123,25 @@ def test_short_spans(value, words, with_a_digit):
 )
 def test_short_sizes(value, words):
     assert units.gigabytes(value) == words
+
+
+@pytest.mark.parametrize(
+    ("value", "words"),
+    [
+        (3600.0, "1 h"),
+        (5400.0, "90 min"),
+        (90.0, "90 s"),
+        (60.0, "1 min"),
+        (1.5, "1.5 s"),
+        (0.2, "200 ms"),
+        (0.0015, "0.0015 s"),
+    ],
+)
+def test_a_time_as_it_is_set(value, words):
+    assert units.set_seconds(value) == words
+
+
+@given(st.integers(1, 10**7), st.sampled_from(["ms", "s", "min", "h"]))
+def test_a_time_as_it_is_set_is_read_back(number, unit):
+    value = units.read_seconds(f"{number} {unit}", least_s=0.0, most_s=1e12)
+    assert units.read_seconds(units.set_seconds(value), least_s=0.0, most_s=1e12) == value

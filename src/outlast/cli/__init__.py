@@ -16,9 +16,10 @@ from collections.abc import Iterator, Mapping
 from typing import Any, NoReturn, cast
 
 import click
+from click.shell_completion import CompletionItem
 
 from outlast._version import __version__
-from outlast.errors import Exit, OutlastError
+from outlast.errors import Exit, OutlastError, require_linux
 
 
 class LazyGroup(click.Group):
@@ -50,6 +51,8 @@ class LazyGroup(click.Group):
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         """One of them, or None."""
+        if ctx.parent is None and cmd_name in self._listed:
+            require_linux(cmd_name)
         if cmd_name in self.commands or cmd_name not in self._listed:
             return self.commands.get(cmd_name)
         module, _, name = self._listed[cmd_name][0].partition(":")
@@ -69,15 +72,47 @@ class LazyGroup(click.Group):
             )
         return super().resolve_command(ctx, args)
 
+    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
+        """As click does, without loading them."""
+        names = [
+            CompletionItem(name, help=text)
+            for name, (_, text) in self._listed.items()
+            if name.startswith(incomplete)
+        ]
+        return names + click.Command.shell_complete(self, ctx, incomplete)
+
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Without loading them."""
         with formatter.section(f"{self._noun.capitalize()}s"):
             formatter.write_dl([(name, text) for name, (_, text) in self._listed.items()])
 
 
+_VALUE_MAX = 24  # a longer one, such as a path, moves what is behind it
+
+
+class _Run(click.Command):
+    """Whose options are torchrun's too, ahead of the script; what stands behind it is its own."""
+
+    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
+        """Its options; nothing behind the script."""
+        from outlast.launch.arguments import options
+
+        if any(word.endswith(".py") for word in ctx.params.get("arguments") or ()):
+            return []
+        return [
+            CompletionItem(name, help=words)
+            for name, words in options()
+            if name.startswith(incomplete)
+        ]
+
+
+def _files(_: click.Context, __: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    return [CompletionItem(incomplete, type="file")]
+
+
 _COMMANDS = {
     "run": "run a script under outlast, in place of torchrun",
-    "init": "write the file with which Slurm, Kubernetes or SkyPilot runs a script",
+    "init": "write the file with which Slurm, Kubernetes or SkyPilot runs a script, or an image",
     "demo": "train through a kill and a preemption notice, and prove nothing changed",
     "plan": "know before you rent: failures, intervals, spot, flush, budget, deadline",
     "simulate": "what a job would go through, and which policy does best on the same failures",
@@ -127,21 +162,29 @@ def cli() -> None:
 
 @cli.command(
     name="run",
+    cls=_Run,
     add_help_option=False,
     context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False},
 )
-@click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
+@click.argument("arguments", nargs=-1, type=click.UNPROCESSED, shell_complete=_files)
 def run_command(arguments: tuple[str, ...]) -> int:
     """Run a script under outlast: torchrun's flags and PET_* variables, --dir, --resume."""
     from outlast.notice.signals import EarlySignals
 
     early = EarlySignals()
-    from outlast.launch.first_look import level_to_set, refuse_other_job
+    from outlast import config
+    from outlast.launch.arguments import Launch, command_of, parse
+    from outlast.launch.first_look import level_to_set
     from outlast.launch.warm.client import begin
+    from outlast.ledger.command import refuse_other
+    from outlast.notice.desk import checked
 
-    refuse_other_job(arguments)
+    parsed = parse(arguments)
+    settings = checked(config.load({"dir": parsed.dir, "resume": parsed.resume}))
+    refuse_other(settings, command_of(parsed))
     os.environ.update(level_to_set(os.environ))
-    server = begin(arguments)
+    is_warm = settings.workers_warm and not parsed.no_python
+    server = begin(parsed.nproc_per_node) if is_warm else None
     try:
         from outlast.launch.run import run  # torch is imported here, and meanwhile in the server
 
@@ -150,7 +193,7 @@ def run_command(arguments: tuple[str, ...]) -> int:
 
             say(f"{early.heard} came before anything had begun; start me again (exit 75)")
             return int(Exit.DRAINED)
-        return run(list(arguments), server)
+        return run(list(arguments), Launch(parsed), settings, server)
     finally:
         if server is not None:
             server.close()
@@ -161,7 +204,10 @@ def run_command(arguments: tuple[str, ...]) -> int:
 @click.option("--explain", is_flag=True, help="Say where each setting came from.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object and nothing else.")
 def config_command(directory: str | None, explain: bool, as_json: bool) -> None:
-    """Print the settings in force: argument, then OUTLAST_*, then outlast.toml, then default."""
+    """Print the settings in force: argument, then OUTLAST_*, then outlast.toml, then default.
+
+    A star marks what differs from the default. Values are in the units that outlast.toml takes.
+    """
     import msgspec
 
     from outlast import config
@@ -169,17 +215,24 @@ def config_command(directory: str | None, explain: bool, as_json: bool) -> None:
     settings = config.load({"dir": directory})
     rows = config.as_rows(settings)
     if as_json:
-        found: dict[str, Any] = {key: {"value": value, "from": by} for key, value, by in rows}
+        found: dict[str, Any] = {row.key: {"value": row.value, "from": row.origin} for row in rows}
         for tier in settings.tiers:
             parts = {"kind": tier.kind, "url": tier.url, "every": tier.every, "keep": tier.keep}
             found[f"tier.{tier.name}"] |= parts
         click.echo(msgspec.json.encode(found))
         return
-    width = max(len(key) for key, _, _ in rows)
-    values = max(len(value) for _, value, _ in rows)
-    for key, value, source in rows:
-        tail = f"  {value:<{values}}  {source}" if explain else f"  {value}"
-        click.echo(f"{key:<{width}}{tail}".rstrip())
+    names = max(len(row.key.rpartition(".")[2]) for row in rows)
+    values = max(len(row.value) for row in rows if len(row.value) <= _VALUE_MAX)
+    section = ""
+    if explain:
+        click.echo(f"  {'setting':<{names}}  {'value':<{values}}  from")
+    for row in rows:
+        name = row.key.rpartition(".")
+        if name[0] != section:
+            section = name[0]
+            click.echo(f"\n[{section}]")
+        line = f"{' ' if row.is_default else '*'} {name[2]:<{names}}  {row.value:<{values}}"
+        click.echo((f"{line}  {row.origin}" if explain else line).rstrip())
 
 
 @cli.command(name="requeue", hidden=True)
@@ -229,7 +282,7 @@ def _usage(error: click.ClickException) -> str:
 def _failed(text: str, code: int) -> int:
     from outlast.ledger.narrator import say
 
-    say(text)
+    say(text, is_answer=True)
     return code
 
 

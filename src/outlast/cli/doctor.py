@@ -183,7 +183,7 @@ def _progress(words: str) -> None:
     else:
         from outlast.ledger.narrator import say
 
-        say(words)
+        say(words, is_answer=True)
 
 
 def _clear() -> None:

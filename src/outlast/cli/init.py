@@ -29,8 +29,10 @@ talking to the scheduler (its own command does that, with the person's own right
 from __future__ import annotations
 
 import functools
+import importlib.metadata
 import re
 import shlex
+import sys
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -38,6 +40,7 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 import msgspec
 
+from outlast._version import __version__
 from outlast.errors import ConfigError, Exit
 from outlast.tiers import OBJECT_SCHEMES
 
@@ -145,6 +148,8 @@ _PARTITIONS: Final = re.compile(r"[\w.-]+(,[\w.-]+)*", re.ASCII)
 _IMAGE: Final = re.compile(r"[a-zA-Z0-9][\w./:@-]*", re.ASCII)
 _SUBDOMAIN: Final = re.compile(r"[a-z0-9]([-.a-z0-9]*[a-z0-9])?")
 _ACCELERATOR: Final = re.compile(r"[A-Za-z0-9][\w.-]*", re.ASCII)
+_VERSION: Final = re.compile(r"\d+(\.\w+){1,3}", re.ASCII)
+_PYTHON: Final = re.compile(r"3\.(1[1-9]|[2-9]\d)", re.ASCII)
 _BUCKET: Final = re.compile(r"(s3|gs|r2|cos|oci|nebius|https)://[^\s\"'\\${}]+")
 _MEM: Final = re.compile(r"0|[1-9]\d{0,9}[KMGT]?", re.ASCII)
 _QUANTITY: Final = re.compile(r"[1-9]\d{0,9}([KMGTP]i|[kMGTP])", re.ASCII)
@@ -456,6 +461,43 @@ class Sky(msgspec.Struct, frozen=True, kw_only=True):
         return f"sky jobs launch {bash(file)}"
 
 
+class Container(msgspec.Struct, frozen=True, kw_only=True):
+    """A file from which ``docker build`` or ``podman build`` makes the image of the others.
+
+    Attributes:
+        script: the training script, where the image is built.
+        torch: its version.
+        python: its version, as 3.12.
+        image: what the image is called.
+        requirements: a file of what else is installed, or "".
+    """
+
+    script: str
+    torch: str
+    python: str
+    image: str
+    requirements: str = ""
+
+    def __post_init__(self) -> None:
+        check(self.script)
+        check(self.requirements)
+        if not _IMAGE.fullmatch(self.image):
+            raise ConfigError(f"{self.image!r} is not an image; write registry/name:tag")
+        if not _VERSION.fullmatch(self.torch):
+            raise ConfigError(f"--torch {self.torch} is not a version; write 2.13.0")
+        if not _PYTHON.fullmatch(self.python):
+            raise ConfigError(f"--python {self.python}: outlast needs 3.11 or newer; write 3.12")
+
+    def render(self) -> str:
+        """The file."""
+        wheel = f"outlast-{__version__}-py3-none-any.whl"
+        return render("Containerfile.j2", job=self, wheel=wheel)
+
+    def next_command(self, file: str) -> str:
+        """What to type next."""
+        return f"docker build -t {bash(self.image)} -f {bash(file)} ."
+
+
 def _codes() -> dict[str, Any]:
     return {"exit": {code.name.lower(): int(code) for code in Exit}}
 
@@ -601,6 +643,37 @@ def sky(gpu_type: str, bucket: str, volume: str, spot: bool | None, **common: An
     _write(recipe, common, f"{recipe.training.name}.sky.yaml")
 
 
+@command.command(name="container")
+@click.option("--script", default="train.py", show_default=True, help="What is run.")
+@click.option("--image", default="train:1", show_default=True, help="What the image is called.")
+@click.option("--torch", default=None, help="Its version; default: the one that is here.")
+@click.option("--python", default=None, help="Its version, as 3.12; default: the one that is here.")
+@click.option("--requirements", default=None, help="What else is installed: a file for pip.")
+@click.option("-o", "--output", default=None, help="The file; - for standard output.")
+@click.option("--force", is_flag=True, help="Overwrite the file if it is there.")
+def container(
+    *,
+    script: str,
+    image: str,
+    torch: str | None,
+    python: str | None,
+    requirements: str | None,
+    output: str | None,
+    force: bool,
+) -> None:
+    """A Containerfile (Dockerfile) for the image that k8s asks for, and sky can use."""
+    if requirements is None and Path("requirements.txt").is_file():
+        requirements = "requirements.txt"
+    recipe = Container(
+        script=script,
+        image=image,
+        torch=torch or importlib.metadata.version("torch").partition("+")[0],
+        python=python or f"{sys.version_info.major}.{sys.version_info.minor}",
+        requirements=requirements or "",
+    )
+    _write(recipe, {"output": output, "force": force}, "Containerfile")
+
+
 def _training(common: dict[str, Any]) -> Training:
     if common["gpus"] is not None and common["cpus"]:
         raise ConfigError("--gpus and --cpus: a job has GPUs or it has not; give one of them")
@@ -616,7 +689,9 @@ def _training(common: dict[str, Any]) -> Training:
     )
 
 
-def _write(recipe: Slurm | Kubernetes | Sky, common: dict[str, Any], default: str) -> None:
+def _write(
+    recipe: Slurm | Kubernetes | Sky | Container, common: dict[str, Any], default: str
+) -> None:
     output = common["output"] or default
     text = recipe.render()
     if output == "-":

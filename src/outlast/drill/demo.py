@@ -20,7 +20,6 @@ from typing import Final, NamedTuple
 
 import msgspec
 
-from outlast.drill.demo_train import Gpt
 from outlast.drill.faults import Fault, RunningJob, Struck, draw
 from outlast.drill.metadata_server import AwsMetadataServer
 from outlast.drill.trace import Trace, by_step, read_final, read_trace
@@ -233,8 +232,10 @@ def demo(root: Path, *, steps: int, seed: int, listener: DemoListener) -> DemoRe
     """
     start = time.monotonic()
     if steps < STEPS_MIN:
-        raise ConfigError(f"{steps} steps have no room for three faults; from {STEPS_MIN} on")
+        raise ConfigError(f"--steps {steps} has no room for three faults; give {STEPS_MIN} or more")
     _prepare(root)
+    from outlast.drill.demo_train import Gpt  # torch: not before what is asked for can be had
+
     text = root / TEXT
     listener.begun(gather(text), sum(p.numel() for p in Gpt().parameters()))
     undisturbed = DemoRun("undisturbed", root, steps, listener)

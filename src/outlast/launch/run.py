@@ -35,7 +35,6 @@ from torch.distributed.elastic.agent.server.api import WorkerSpec
 from torch.distributed.elastic.multiprocessing import SignalException
 from torch.distributed.elastic.rendezvous import RendezvousHandler, RendezvousParameters, registry
 from torch.distributed.elastic.rendezvous.api import RendezvousError
-from torch.distributed.launcher.api import LaunchConfig
 
 from outlast import config
 from outlast.attempt.trackers import JOB_VARIABLE
@@ -53,7 +52,7 @@ from outlast.health.doctor.examination import (
 from outlast.keeper import wire
 from outlast.keeper.process import SOCKET_VARIABLE, Supervisor, TierWaits, setup_of
 from outlast.launch.agent import Agent
-from outlast.launch.arguments import Launch
+from outlast.launch.arguments import Launch, wait_s_of
 from outlast.launch.ending import TAKE_DOWN_S, UNWIND_S
 from outlast.launch.first_look import BACKEND, own_address, place_of, quieten_loggers, reached_at
 from outlast.launch.health import note_gap
@@ -63,7 +62,7 @@ from outlast.launch.membership import JobOver, Membership
 from outlast.launch.membership.messages import Go
 from outlast.launch.warm.client import WarmServer
 from outlast.launch.warm.starts import Starts
-from outlast.ledger.command import refuse_other, settle, without_secrets
+from outlast.ledger.command import settle, without_secrets
 from outlast.ledger.file import Ledger, QueuedLedger, read_events
 from outlast.ledger.goodput import number
 from outlast.ledger.job import Job, JobLock, enter_plan, read_job, versions
@@ -71,7 +70,7 @@ from outlast.ledger.measured import Measured
 from outlast.ledger.narrator import Narrator, place, say
 from outlast.ledger.past import Past
 from outlast.notice import UNKNOWN_GRACE_S, Notice
-from outlast.notice.desk import GraceCheck, NoticeDesk, checked, standing
+from outlast.notice.desk import GraceCheck, NoticeDesk, standing
 from outlast.notice.signals import EarlySignals, is_signal
 from outlast.notice.slurm import requeue
 from outlast.peer.claims import term_over
@@ -88,11 +87,15 @@ EXIT_BARRIER_S: Final = 300.0
 LEAVING_S: Final = 1.0  # of the time that a notice leaves, kept for our own exit
 
 
-def run(arguments: list[str], server: WarmServer | None = None) -> int:
+def run(
+    arguments: list[str], launch: Launch, settings: Settings, server: WarmServer | None = None
+) -> int:
     """Run a script under outlast.
 
     Args:
         arguments: the command line after ``outlast run``.
+        launch: what is to be launched.
+        settings: in force; the directory's job, if there is one, is of this command.
         server: one that has been started already, for this command line; closed by the caller.
 
     Returns:
@@ -100,12 +103,9 @@ def run(arguments: list[str], server: WarmServer | None = None) -> int:
         unfit.
 
     Raises:
-        ConfigError: the command line, a setting or the job's directory cannot be used.
+        ConfigError: an address or the job's directory cannot be used.
         StorageError: the job's record cannot be read.
     """
-    launch = Launch(arguments)
-    settings = checked(config.load({"dir": launch.directory, "resume": launch.resume}))
-    refuse_other(settings, launch.command)
     examined = preflight(launch, settings) if launch.preflight else None
     if examined is not None and examined.exit_code:
         return examined.exit_code
@@ -417,9 +417,6 @@ def _conclude(verdict: RestartVerdict, job: Job, directory: Path, command: str) 
         say(f"{reason} (exit {verdict.exit_code}). See: outlast report {where}")
 
 
-JOIN_TIMEOUT_S: Final = 1800.0  # that machines wait for enough others
-
-
 def membership(launch: Launch, settings: config.Settings, job: Job, past: Past) -> Membership:
     """This machine's membership, as the command line and the settings ask for it.
 
@@ -432,7 +429,7 @@ def membership(launch: Launch, settings: config.Settings, job: Job, past: Past) 
     tls = Tls.of(settings)
     if tls is not None:
         tls.client()  # files that cannot be used are said before anything is started
-    wait_s = wait_s_of(conf)
+    wait_s = wait_s_of(conf.rdzv_configs)
     rules = MembershipRules(min_nodes=conf.min_nodes, max_nodes=conf.max_nodes)
     if settings.workers_in_process:  # a machine is ready when its survivors are
         stop_s = rules.stop_s + UNWIND_S + TAKE_DOWN_S
@@ -452,21 +449,6 @@ def membership(launch: Launch, settings: config.Settings, job: Job, past: Past) 
         script=launch.script,
         out=left_out(past, time.time()),
     )
-
-
-def wait_s_of(conf: LaunchConfig) -> float:
-    """How long machines wait for enough others.
-
-    Raises:
-        ConfigError: what was set is no such time.
-    """
-    try:
-        wait_s = float(conf.rdzv_configs.get("join_timeout", JOIN_TIMEOUT_S))
-    except ValueError:
-        wait_s = 0.0
-    if not wait_s > 0:
-        raise ConfigError("--rdzv-conf join_timeout is not a number of seconds above 0")
-    return wait_s
 
 
 def left_out(past: Past, now_t: float) -> list[Exclusion]:
@@ -564,7 +546,7 @@ def preflight(launch: Launch, settings: Settings) -> Examined:
             workers=conf.nproc_per_node,
             place=place_of(conf.rdzv_endpoint or str(settings.dir)),
             host=conf.local_addr or own_address(),
-            wait_s=wait_s_of(conf),
+            wait_s=wait_s_of(conf.rdzv_configs),
         )
     examined = examine(settings, machines, progress=say, heard=_heard)
     if examined.stopped:

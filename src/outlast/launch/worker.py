@@ -97,7 +97,9 @@ def _become(command: list[str]) -> NoReturn:
     try:
         os.execvp(command[0], command)  # noqa: S606 - what the user asked for
     except OSError as error:
-        sys.stderr.write(f"outlast: {command[0]} cannot be run: {error.strerror}\n")
+        from outlast.ledger.narrator import say
+
+        say(f"{command[0]} cannot be run: {error.strerror}")
         is_there = not isinstance(error, FileNotFoundError)
         os._exit(NOT_RUNNABLE if is_there else NOT_FOUND)
 

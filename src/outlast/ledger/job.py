@@ -80,7 +80,7 @@ def new_job(settings: Settings, id: str = "", created_t: float = 0.0) -> Job:  #
     return Job(
         id=id or uuid.uuid4().hex[:12],
         created_t=created_t or time.time(),
-        settings={key: value for key, value, _ in as_rows(settings)},
+        settings={row.key: row.value for row in as_rows(settings)},
         versions=versions(),
     )
 

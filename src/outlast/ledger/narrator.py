@@ -1,4 +1,8 @@
-"""Tells people what happens to the job, one line each, from the ledger alone."""
+"""Tells people what happens to the job, one line each, from the ledger alone.
+
+A loss is told once, in two lines: what was lost and what is done about it, and how the job goes on.
+The ledger has an event of each worker, and of each machine that restarts (:class:`Telling`).
+"""
 
 from __future__ import annotations
 
@@ -22,6 +26,9 @@ from outlast.units import short_seconds
 
 POLL_S: Final = 0.2
 SAID_S: Final = 0.05  # shorter waits are not worth a word
+ANSWER_S: Final = 2.0  # what is done about a loss comes with the agent's next look, or not at all
+BEGINNING_S: Final = 60.0  # workers import, and read a checkpoint
+RANKS_MAX: Final = 8  # named in one line
 
 
 class Narrator:
@@ -37,8 +44,7 @@ class Narrator:
         self._follower = Follower(directory)
         for event in self._follower.poll():  # what happened before is told by `outlast report`
             also(event)
-        self._told = ""
-        self._failing = Failing()
+        self._telling = Telling()
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name="outlast-narrator", daemon=True)
 
@@ -55,6 +61,8 @@ class Narrator:
         while not self._stopping.wait(POLL_S):
             self._tell()
         self._tell()
+        for text in self._telling.rest():
+            say(text)
 
     def _tell(self) -> None:
         try:
@@ -63,20 +71,106 @@ class Narrator:
             return  # telling that fails never stops training
         for event in events:
             self._also(event)
-            text = self._failing.sentence(event) or sentence(event)
-            # Of a notice that Slurm sends to every process, the agent and each worker hear.
-            is_again = event.event == "notice" and text == self._told
-            if text and not is_again:
+            for text in self._telling.take(event, time.monotonic()):
                 say(text)
-                self._told = text
+        for text in self._telling.overdue(time.monotonic()):
+            say(text)
 
 
-def say(text: str) -> None:
-    """One line for people, apart from what the script prints."""
+class Telling:
+    """Makes lines of events.
+
+    A loss waits for what is done about it, and a new attempt for where it goes on from, so that
+    both are one line; each goes alone where the other half does not come. The times are monotonic
+    seconds.
+    """
+
+    def __init__(self) -> None:
+        self._failing = Failing()
+        self._last = ""
+        self._losses: list[Event] = []  # workers that were lost, or hang, and are not told yet
+        self._formed: Event | None = None  # an attempt, likewise
+        self._due_s = 0.0
+        self._has_begun = False
+        self._lost_in: int | None = None  # the attempt of the losses that were told last
+        self._restarted: int | None = None  # the attempt after which a restart was told last
+
+    def take(self, event: Event, now_s: float) -> list[str]:
+        """The lines that are to be said now that ``event`` is known."""
+        if event.event in ("worker_lost", "hang"):
+            if sentence(event):
+                self._losses.append(event)
+                self._due_s = now_s + ANSWER_S
+            return []
+        if event.event == "restart":
+            return self._restart(event)
+        if event.event == "attempt_formed" and self._has_begun:
+            lines = self.rest()
+            self._formed, self._due_s = event, now_s + BEGINNING_S
+            return lines
+        self._has_begun = self._has_begun or event.event == "attempt_formed"
+        if event.event == "resumed" and self._formed is not None and not self._losses:
+            formed, self._formed = self._formed, None
+            return [f"{_formed(formed)}; {_resumed(event)}"]
+        text = self._failing.sentence(event) or sentence(event)
+        # Of a notice that Slurm sends to every process, the agent and each worker hear.
+        if not text or (event.event == "notice" and text == self._last):
+            return []
+        self._last = text
+        return [*self.rest(), text]
+
+    def overdue(self, now_s: float) -> list[str]:
+        """The lines that have waited long enough."""
+        return self.rest() if now_s >= self._due_s else []
+
+    def rest(self) -> list[str]:
+        """The lines that wait."""
+        if self._losses:
+            return [self._lost()]
+        formed, self._formed = self._formed, None
+        return [] if formed is None else [_formed(formed)]
+
+    def _restart(self, event: Event) -> list[str]:
+        is_again = event.attempt == self._restarted and not event.get("weighed")
+        is_told = event.attempt == self._lost_in
+        self._restarted = event.attempt
+        if event.get("reason") == ROLLED_BACK:  # what is gone back to was said
+            return self.rest()
+        if self._losses:
+            return [f"{self._lost()}{_answer(event) or '; restarting'}"]
+        if is_again:  # each machine writes one down
+            return []
+        return [*self.rest(), f"restarting{_answer(event)}" if is_told else sentence(event)]
+
+    def _lost(self) -> str:
+        """The losses that wait, as one line; ranks that were lost alike are named together."""
+        losses, self._losses = self._losses, []
+        self._lost_in = losses[-1].attempt
+        alike: dict[tuple[str, str], list[Event]] = {}
+        for one in losses:
+            key = ("hang", sentence(one)) if one.event == "hang" else _how(one)
+            alike.setdefault(key, []).append(one)
+        text = "; ".join(
+            how if kind == "hang" else _lost_alike([one.rank for one in ones], kind, how)
+            for (kind, how), ones in alike.items()
+        )
+        formed, self._formed = self._formed, None
+        return text if formed is None else f"attempt {formed.attempt}: {text}"
+
+
+def say(text: str, *, is_answer: bool = False) -> None:
+    """One line for people, with the time, apart from what the script prints.
+
+    Args:
+        text: the line.
+        is_answer: whether it answers a command: at a terminal, to a person who has just typed it,
+            it has no time. A log may be read a week later.
+    """
     stream: TextIO | None = sys.stderr
     if stream is None:  # closed (2>&-): print would take standard output instead
         return
-    line = f"outlast: {text}\n"
+    is_dated = not (is_answer and stream.isatty())
+    line = f"{log_time(time.time()) if is_dated else ''}outlast: {text}\n"
     is_collected = stream is not sys.__stderr__  # by a notebook, or a test
     with contextlib.suppress(OSError, ValueError):  # nobody reads any more: it stops nothing
         if is_collected:
@@ -89,6 +183,11 @@ def say(text: str) -> None:
         left = memoryview(line.encode(stream.encoding, "backslashreplace"))
         while left:
             left = left[os.write(stream.fileno(), left) :]
+
+
+def log_time(t: float) -> str:
+    """The time ahead of a line of a log, in UTC and with a space: ``2026-11-22T03:12:44Z ``."""
+    return time.strftime("%Y-%m-%dT%H:%M:%SZ ", time.gmtime(t))
 
 
 def place(path: Path) -> str:
@@ -156,19 +255,34 @@ def _initialised(event: Event) -> str:
 def _lost(event: Event) -> str:
     if event.get("exit_code") in (Exit.USAGE, Exit.STORAGE, Exit.REFUSED):
         return ""  # it left on purpose: the last line says why, once
+    return _lost_alike([event.rank], *_how(event))
+
+
+def _how(event: Event) -> tuple[str, str]:
+    """After which step a worker was lost, and how."""
     how = event.get("error") or f"exit code {event.get('exit_code')}"
     step = event.get("step")
-    after = f" after step {step}" if step is not None else ""
-    return f"rank {event.rank} was lost{after}: {str(how).splitlines()[-1] if how else ''}"
+    return "" if step is None else f" after step {step}", str(how).splitlines()[-1]
+
+
+def _lost_alike(ranks: list[int | None], after: str, how: str) -> str:
+    *first, last = map(str, ranks)
+    if len(first) >= RANKS_MAX:
+        first, last = first[:RANKS_MAX], f"{len(ranks) - RANKS_MAX} more"
+    names = f"ranks {', '.join(first)} and {last} were" if first else f"rank {last} was"
+    return f"{names} lost{after}: {how}"
 
 
 def _restart(event: Event) -> str:
     if event.get("reason") == ROLLED_BACK:
         return ""  # what is gone back to was said
-    text = f"restarting: {event.get('reason')}"
+    return f"restarting: {event.get('reason')}{_answer(event)}"
+
+
+def _answer(event: Event) -> str:
+    """What is done about a failure of what kind, to go on from what has failed."""
     kind, action, wait_s = event.get("kind"), event.get("action"), event.get("wait_s") or 0.0
-    if kind is not None:
-        text += f" [{title_of(kind)}: {action}]"
+    text = "" if kind is None else f" [{title_of(kind)}: {action}]"
     if event.get("weighed") and action != Remedy.LEAVE_OUT.value:  # else what comes of it says so
         text += f"; this machine takes part on: {event.get('weighed')}"
     count = event.get("without_progress") or 0

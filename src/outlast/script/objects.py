@@ -26,7 +26,7 @@ from __future__ import annotations
 import difflib
 import gc
 import sys
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -181,7 +181,7 @@ class Objects:
             else:
                 raise ConfigError(
                     f"{name} is a {type(value).__name__} without state_dict and load_state_dict; "
-                    "wrap it in an object that has both"
+                    "wrap it in an object that has both, or leave it out if it does not change"
                 )
         models = self._models()
         self.bits = Bits(wrappers, models.values())
@@ -409,6 +409,19 @@ def refuse_misspelt(named: Mapping[str, Any]) -> None:
         close = difflib.get_close_matches(name, ARGUMENTS, n=1)
         if close and isinstance(value, str | int | float | tuple | list | Path):
             raise ConfigError(f"{name} is not an argument; did you mean {close[0]}?")
+
+
+def refuse_unnamed(objects: Sequence[Any]) -> None:
+    """Objects are given by name: the names are the checkpoint's keys.
+
+    Raises:
+        ConfigError: some are not; shows how it is written.
+    """
+    if objects:
+        kinds = ", ".join(type(value).__name__ for value in objects)
+        raise ConfigError(
+            f"a session takes its objects by name, not {kinds} alone; write: {EXAMPLE}"
+        )
 
 
 def _unwrapped(value: Any, wrappers: list[torch.nn.Module]) -> Any:

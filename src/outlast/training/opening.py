@@ -5,19 +5,19 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from os import PathLike
 from pathlib import Path
-from typing import Any
+from typing import Any, Never
 
 from outlast import config
 from outlast.health import pulse
 from outlast.notice.desk import checked
 from outlast.script import excepthook
 from outlast.script.initial import Initial
-from outlast.script.objects import Objects, refuse_misspelt
+from outlast.script.objects import Objects, refuse_misspelt, refuse_unnamed
 from outlast.training.session import Session
 
 
 def session(
-    *,
+    *unnamed: Never,
     dir: str | Path | None = None,  # noqa: A002 - the word of outlast.toml and of --dir
     every: str | int | None = None,
     keep: int | None = None,
@@ -44,6 +44,7 @@ def session(
             beginnings up to a dot (``"head"``).
         keep_new: hyperparameters, as in ``"optimizer.lr"``, of which a resume takes the script's
             value and not the checkpoint's.
+        *unnamed: refused, with how it is written: objects are given by name.
         **named: what to save: anything with state_dict and load_state_dict. The names are the
             checkpoint's keys. A loader may be among them. Random-number states, the step and the
             position in the data are kept without being named.
@@ -61,6 +62,7 @@ def session(
         "checkpoint.keep": keep,
     }
     with excepthook.one_line_errors():
+        refuse_unnamed(unnamed)
         refuse_misspelt(named)
         objects = Objects(named)
         initial = Initial(objects, init_from, init_except)

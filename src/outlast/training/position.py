@@ -87,6 +87,21 @@ CANNOT_GO: Final = (
 )
 
 
+def refuse_call(loader: Any, unknown: Mapping[str, Any]) -> None:
+    """Refuse a call of ``steps()`` that names no loader, or tells it how to make batches.
+
+    Raises:
+        ConfigError: shows how it is written.
+    """
+    right = "write: session.steps(loader, until=10_000)"
+    if unknown:
+        name = next(iter(unknown))
+        raise ConfigError(f"steps() has no {name}: batches are made by the loader; {right}")
+    if loader is None or isinstance(loader, int | float | str):
+        given = "steps() was given no loader" if loader is None else f"{loader!r} is no loader"
+        raise ConfigError(f"{given}; {right}")
+
+
 def refuse_loop(
     until: int | None, epochs: int | None, *, is_over: bool, open_at: int | None
 ) -> None:

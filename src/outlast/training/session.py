@@ -23,7 +23,7 @@ import threading
 import time
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from types import TracebackType
-from typing import Any, Final, Self, TypeVar
+from typing import Any, Final, Never, Self, TypeVar
 
 import msgspec
 
@@ -52,7 +52,7 @@ from outlast.script.unnamed import Transient, Unnamed
 from outlast.training.afresh import held, read
 from outlast.training.footing import OTHERS_S, Footing, LoopPosition
 from outlast.training.passage import FROM_NOTHING, Home, Passage
-from outlast.training.position import Position, refuse_loop
+from outlast.training.position import Position, refuse_call, refuse_loop
 from outlast.training.saving import COMMIT_TIMEOUT_S, PendingSave, Saves, Saving
 
 Batch = TypeVar("Batch")
@@ -290,7 +290,12 @@ class Session:
     # --- the loop ----------------------------------------------------------------------------
 
     def steps(
-        self, loader: Iterable[Batch], until: int | None = None, *, epochs: int | None = None
+        self,
+        loader: Iterable[Batch] = None,  # type: ignore[assignment] # noqa: RUF013 - see refuse_call
+        until: int | None = None,
+        *,
+        epochs: int | None = None,
+        **unknown: Never,
     ) -> Iterator[Batch]:
         """Batches from where the last checkpoint left off, one for each step of the job.
 
@@ -304,11 +309,14 @@ class Session:
             until: stop after this many steps of the job.
             epochs: stop after this many passes over the loader; an outlast loader counts them from
                 its beginning, any other one from this loop's. Without either: one pass.
+            **unknown: refused, as ``batch_size`` is: the loader makes the batches.
 
         Raises:
             ConfigError: the loader does not fit the checkpoint, or another loop has not ended.
             SystemExit: with code 75, once a drain is agreed and committed.
         """
+        with excepthook.one_line_errors():
+            refuse_call(loader, unknown)
         site = site_of(
             sys._getframe(1), self._entry
         )  # where it is called, not where it is first advanced
@@ -401,11 +409,19 @@ class Session:
                 is_in_hand = self._end_step()
         self._act_on_last_boundary()
 
-    def log(self, **scalars: Any) -> None:
+    def log(self, *unnamed: Never, **scalars: Any) -> None:
         """Note numbers of the step in progress, such as a loss; about one step a second is kept.
 
         A tensor is read only when its step is kept, so that a GPU isn't waited for.
+
+        Raises:
+            ConfigError: a number without its name.
         """
+        given: tuple[Any, ...] = unnamed
+        if given:
+            first = next((one for one in given if isinstance(one, str)), "loss")
+            with excepthook.one_line_errors():
+                raise ConfigError(f"numbers are logged by name; write: session.log({first}=…)")
         self._on.log(scalars)
 
     def save(self) -> PendingSave:

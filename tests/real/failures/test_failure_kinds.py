@@ -7,7 +7,7 @@ import signal
 
 import pytest
 from failure_limits import MemoryGroup, mounted
-from floor import SCRIPTS, Job, until
+from floor import SCRIPTS, STAMP, Job, until
 
 FAILS = SCRIPTS / "fails.py"
 GROUP_BYTES = 1 << 30
@@ -29,8 +29,11 @@ def check_once(agent, job, kind, action):
     (restart,) = job.events("restart")
     assert (restart["kind"], restart["action"]) == (kind, action)
     assert (restart["wait_s"] > 0) == (action in WAITS)
-    (line,) = [line for line in agent.err.splitlines() if "restarting: " in line]
+    said = [line for line in agent.err.splitlines() if line.startswith("outlast: ")]
+    (line,) = [line for line in said if "was lost" in line]
     assert f": {action}]" in line
+    assert said[said.index(line) + 1].startswith("outlast: attempt 2: ")  # and no word in between
+    assert len(STAMP.findall(agent.dated_err)) == len(said)
     return restart
 
 

@@ -17,6 +17,15 @@ class Odd:
         raise NotImplementedError
 
 
+CALLS = {
+    "no-loader": lambda session: session.steps(until=4),
+    "a-number": lambda session: session.steps(10_000),
+    "size-of-batches": lambda session: session.steps(range(100), batch_size=32),
+    "a-scalar": lambda session: session.log("accuracy", 0.5),
+    "scalars": lambda session: session.log({"loss": 0.5}),
+}
+
+
 def main():
     case = sys.argv[1]
     width = 6 if case == "shapes" else 4
@@ -39,6 +48,13 @@ def main():
     if case == "not-open":
         for _ in outlast.session(**right).steps(range(100), until=4):
             print("training", flush=True)
+    if case == "positional":
+        outlast.session(model, optimizer)
+    if case == "another-argument":
+        outlast.session(**right, batch_size=32)
+    if case in CALLS:
+        with outlast.session(**right) as session:
+            CALLS[case](session)
     with outlast.session(**wrong.get(case, right)) as session:
         print("training", flush=True)
         for _ in session.steps(range(100), until=4):

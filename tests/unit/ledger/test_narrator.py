@@ -1,13 +1,15 @@
 """One line for each thing that matters, from the ledger alone."""
 
+import io
 import socket
 import time
 
 import pytest
 
+from outlast.ledger import narrator as room
 from outlast.ledger.events import EVENT_NAMES, Event
 from outlast.ledger.file import Ledger
-from outlast.ledger.narrator import Narrator, sentence
+from outlast.ledger.narrator import Narrator, log_time, say, sentence
 
 
 def event(name, *, rank=None, attempt=1, on=socket.gethostname(), **fields):  # noqa: B008
@@ -106,6 +108,31 @@ def test_an_event_without_its_fields_does_no_harm(name):
     assert isinstance(sentence(event(name)), str)
 
 
+class Terminal(io.StringIO):
+    def isatty(self):
+        return True
+
+
+@pytest.mark.parametrize(
+    ("stream", "is_answer", "is_dated"),
+    [
+        (io.StringIO, False, True),
+        (io.StringIO, True, True),
+        (Terminal, False, True),
+        (Terminal, True, False),  # to a person who has just typed the command
+    ],
+)
+def test_a_line_that_may_be_read_a_week_later_has_its_time(
+    monkeypatch, stream, is_answer, is_dated
+):
+    monkeypatch.setattr(room, "log_time", log_time)
+    monkeypatch.setattr(room.time, "time", lambda: 1_764_158_400.9)
+    monkeypatch.setattr(room.sys, "stderr", stream())
+    say("a line", is_answer=is_answer)
+    expected = "2025-11-26T12:00:00Z outlast: a line\n" if is_dated else "outlast: a line\n"
+    assert room.sys.stderr.getvalue() == expected
+
+
 def test_it_tells_what_is_new_and_what_is_left_at_the_end(tmp_path, capfd):
     ledger = Ledger(tmp_path, job="j", attempt=1)
     ledger.append("attempt_formed", world_size=5)
@@ -126,14 +153,110 @@ def test_a_notice_that_several_hear_is_told_once_and_other_lines_each_time(tmp_p
     for _ in range(3):
         ledger.append("notice", source="SIGUSR1", action="terminate", deadline_t=None)
     for _ in range(2):
-        ledger.append("restart", reason="rank 1 failed")
+        ledger.append("let_in", node="b")
     narrator.start()
     narrator.stop()
     ledger.close()
-    failed = "outlast: restarting: rank 1 failed\n"
+    failed = "outlast: machine b takes part again\n"
     assert capfd.readouterr().err == (
         f"outlast: notice from SIGUSR1: terminate; draining\n{failed}{failed}"
     )
+
+
+# --- a loss, in two lines -------------------------------------------------------------------------
+
+
+def told(*events, each_s=0.1, wait_s=0.0):
+    """What is said of these, each so long after the one before; and then after a wait."""
+    telling = room.Telling()
+    lines = [line for n, one in enumerate(events) for line in telling.take(one, n * each_s)]
+    now_s = len(events) * each_s + wait_s
+    return [*lines, *(telling.overdue(now_s) if wait_s else telling.rest())]
+
+
+FORMED = event("attempt_formed", world_size=2)
+AGAIN = event("attempt_formed", attempt=2, world_size=2)
+RESUMED = event("resumed", attempt=2, step=200, read_s=0.123)
+NEXT = "attempt 2: 2 workers; resumed from step 200 in 0.12 s"
+
+
+def killed(rank, step=7, error="ended by SIGKILL"):
+    return event("worker_lost", rank=rank, exit_code=0, step=step, error=error)
+
+
+def restart(*, on=socket.gethostname(), **more):  # noqa: B008
+    fields = {"reason": "rank 1 failed (ended by SIGKILL)", "kind": "killed", "action": "restart"}
+    return event("restart", on=on, **{**fields, **more})
+
+
+ANSWER = "[killed from outside, nobody knows by whom: restart]"
+
+
+WAITS = "; it waits 3.0 s, 2 attempts in a row without progress"
+
+
+def test_a_lost_worker_is_told_in_two_lines():
+    assert told(FORMED, killed(1), restart(), AGAIN, RESUMED) == [
+        "attempt 1: 2 workers",
+        f"rank 1 was lost after step 7: ended by SIGKILL {ANSWER}",
+        NEXT,
+    ]
+
+
+def test_workers_that_were_lost_alike_are_named_together():
+    (line,) = told(killed(0), killed(1), killed(3, step=6), restart())
+    assert line == (
+        "ranks 0 and 1 were lost after step 7: ended by SIGKILL; "
+        f"rank 3 was lost after step 6: ended by SIGKILL {ANSWER}"
+    )
+    (line,) = told(*(killed(rank) for rank in range(512)))
+    assert line.startswith("ranks 0, 1, 2, 3, 4, 5, 6, 7 and 504 more were lost after step 7: ")
+
+
+def test_a_hang_is_told_in_two_lines():
+    hang = event("hang", sentence="rank 1 has not finished step 3", stacks="hangs/1")
+    answer = restart(reason="rank 1 hung", kind="hang")
+    assert told(FORMED, hang, answer, AGAIN, RESUMED)[1:] == [
+        "rank 1 has not finished step 3; stacks of all ranks: hangs/1 [a worker hung: restart]",
+        NEXT,
+    ]
+
+
+def test_what_each_machine_writes_down_is_told_once():
+    wait = {"wait_s": 3.0, "without_progress": 2}
+    others = [restart(on="b"), restart(on="c")]
+    assert told(FORMED, killed(1), restart(**wait), *others, AGAIN, RESUMED)[1:] == [
+        f"rank 1 was lost after step 7: ended by SIGKILL {ANSWER}{WAITS}",
+        NEXT,
+    ]
+    (own,) = told(restart(on="b", weighed="so it is"), each_s=0)
+    assert own.endswith("; this machine takes part on: so it is")
+
+
+def test_a_lost_machine_is_told_in_two_lines():
+    lost = event("node_lost", attempt=1, on="b", reason="has ended")
+    assert told(FORMED, lost, AGAIN, RESUMED)[1:] == ["machine b was lost (it has ended)", NEXT]
+
+
+def test_what_is_lost_again_at_once_is_told_with_its_attempt():
+    lines = told(FORMED, killed(1), restart(), AGAIN, killed(1, error="RuntimeError: x"))
+    assert lines[2:] == ["attempt 2: rank 1 was lost after step 7: RuntimeError: x"]
+
+
+def test_a_line_does_not_wait_for_ever_for_its_other_half():
+    assert told(killed(1), wait_s=1.0) == []
+    assert told(killed(1), wait_s=3.0) == ["rank 1 was lost after step 7: ended by SIGKILL"]
+    assert told(FORMED, AGAIN, wait_s=50.0) == ["attempt 1: 2 workers"]
+    assert told(FORMED, AGAIN, wait_s=70.0)[1:] == ["attempt 2: 2 workers"]
+
+
+def test_what_comes_between_keeps_its_place():
+    lines = told(killed(1), event("survived", ranks=[0], moves=True), restart(), AGAIN)
+    assert lines[:3] == [
+        "rank 1 was lost after step 7: ended by SIGKILL",
+        "rank 0 goes on in its process",
+        f"restarting {ANSWER}",
+    ]
 
 
 def test_what_storage_does_not_do_is_told_once_and_when_it_does_it_again(tmp_path, capfd):

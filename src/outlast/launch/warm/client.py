@@ -7,9 +7,7 @@ server that owes its word when the next workers are to be forked is replaced.
 What can go wrong: a code of 0 that is read so may be one that we are not allowed to see. It is not
 believed, and the server that does not say it is given up after a while.
 
-``begin`` starts a server before the agent itself has imported torch: both import at once. What the
-command line means is known only later. A guess that proves wrong costs nothing but the work: the
-server is ended, or another one takes its place.
+``begin`` starts a server before the agent itself has imported torch: both import at once.
 
 The messages of both ends are here: framed, some with descriptors. MessagePack and not JSON:
 arguments and environment are bytes in no particular encoding. Each end is used by one thread.
@@ -30,8 +28,7 @@ from typing import Final
 
 import msgspec
 
-from outlast import config, ipc
-from outlast.errors import OutlastError
+from outlast import ipc
 from outlast.health.processes import end_group
 from outlast.ipc import readable
 from outlast.launch.first_look import threads_to_set
@@ -395,41 +392,17 @@ def code_of(pid: int) -> int | None:
         return None
 
 
-_NPROC = "--nproc-per-node"
-
-
-def begin(arguments: Sequence[str]) -> WarmServer | None:
+def begin(num_workers: str) -> WarmServer | None:
     """A server that has begun to import, or None where it would not be used.
 
     Args:
-        arguments: the command line after ``outlast run``.
+        num_workers: the value of --nproc-per-node.
     """
-    if not is_possible() or "PYTHON_EXEC" in os.environ or not _has_script(arguments):
+    if not is_possible() or "PYTHON_EXEC" in os.environ:
         return None
-    try:
-        wanted = config.load().workers_warm
-    except OutlastError:
-        return None  # it will be said
-    if not wanted:
-        return None
-    return WarmServer(os.environ | threads_to_set(os.environ, _num_workers(arguments, os.environ)))
+    return WarmServer(os.environ | threads_to_set(os.environ, num_workers))
 
 
 def is_possible() -> bool:
     """Whether this system has what it takes."""
     return sys.platform == "linux" and hasattr(os, "pidfd_open")
-
-
-def _has_script(arguments: Sequence[str]) -> bool:
-    return bool(arguments) and not {"-h", "--help", "--no-python", "--no_python"} & set(arguments)
-
-
-def _num_workers(arguments: Sequence[str], environ: Mapping[str, str]) -> str:
-    found = environ.get("PET_NPROC_PER_NODE", "1")
-    for argument, following in zip(arguments, [*arguments[1:], ""], strict=True):
-        name, equals, value = argument.replace("_", "-").partition("=")
-        if name == _NPROC:
-            return value if equals else following
-        if argument.endswith(".py"):
-            break
-    return found

@@ -11,6 +11,7 @@ moment later, would send SIGTERM to all the others for a worker that has died in
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import signal
 import subprocess
@@ -40,6 +41,8 @@ from outlast.launch.warm.client import (
 )
 from outlast.launch.warm.imports import is_per_worker, lasting, read
 from outlast.ledger.narrator import say
+
+logger = logging.getLogger(__name__)
 
 
 class ColdContext(SubprocessContext):
@@ -317,7 +320,7 @@ class Starts:
         """The attempt's workers, or None when they are to start cold."""
         if self._is_suspect and not self._is_cold:
             self._is_suspect, self._is_on_trial = False, True
-            say("a warm worker died at once; the next start is cold, to see if that was why")
+            logger.info("a warm worker died at once; this start is cold, to see if that was why")
             return None
         self._is_on_trial = False  # it ended without a failure: new machines, say
         if self._server is not None and self._num_started == 0 and self._is_light():

@@ -237,33 +237,13 @@ def test_variables_of_a_worker_and_of_the_job():
     }
 
 
-@pytest.mark.parametrize(
-    ("arguments", "environ", "found"),
-    [
-        (["train.py"], {}, "1"),
-        (["--nproc-per-node", "4", "train.py"], {}, "4"),
-        (["--nproc_per_node=gpu", "train.py"], {}, "gpu"),
-        (["train.py", "--nproc-per-node", "4"], {}, "1"),
-        (["train.py"], {"PET_NPROC_PER_NODE": "2"}, "2"),
-        (["--nproc-per-node"], {}, ""),
-    ],
-)
-def test_the_guess_at_the_number_of_workers(arguments, environ, found):
-    assert client._num_workers(arguments, environ) == found
-
-
-@pytest.mark.parametrize("arguments", [[], ["--help"], ["-h"], ["--no-python", "x"]])
-def test_no_server_for_what_has_no_script(arguments, monkeypatch):
-    monkeypatch.setattr(client, "WarmServer", None)
-    assert client.begin(arguments) is None
-
-
-def test_no_server_where_the_setting_says_so(monkeypatch):
-    monkeypatch.setattr(client, "WarmServer", None)
-    monkeypatch.setenv("OUTLAST_WORKERS_WARM", "false")
-    assert client.begin(["train.py"]) is None
-    monkeypatch.setenv("OUTLAST_WORKERS_WARM", "perhaps")
-    assert client.begin(["train.py"]) is None  # which the agent will say
+def test_a_server_has_the_threads_of_its_workers_and_none_is_there_for_another_python(monkeypatch):
+    monkeypatch.setattr(client, "WarmServer", FakeServer)
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    assert client.begin("2").environ["OMP_NUM_THREADS"] == "1"
+    assert "OMP_NUM_THREADS" not in client.begin("1").environ
+    monkeypatch.setenv("PYTHON_EXEC", "/opt/python")
+    assert client.begin("2") is None
 
 
 @pytest.mark.parametrize("cold", [False, True], ids=["warm", "cold"])
