@@ -8,6 +8,8 @@ imported by Outlast itself, so none of the frameworks has to be installed.
 ``trainer_run``          one call of its ``train()``: session, batches, what the Trainer counts
 ``trainer_checkpoints``  checkpoints that it has written itself: which are whole
 ``lightning``            Lightning's Trainer
+``lightning_checkpoints``  those that it writes itself: whole, and verified
+``state_file``           what is in them
 ``accelerate``           a session over what an Accelerator has prepared
 ``prepared_loader``      a loader that it has prepared, with a place that is saved
 """
