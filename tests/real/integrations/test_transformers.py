@@ -23,6 +23,10 @@ KINDS = {
     "processes": Kind(17, ("dataloader_num_workers=2", "max_steps=17")),
 }
 USUAL = ("ddp", "masked")
+EXPORTED = {
+    "single": ((*BEST, *SAVES), 1),
+    "ddp": ((), 2),
+}
 
 
 @pytest.mark.parametrize("kind", KINDS if ALL else USUAL)
@@ -45,3 +49,25 @@ def test_of_its_own_checkpoints_the_newest_whole_one_is_gone_on_from(floor, tmp_
     assert "checkpoint-28 is not whole" in going_on.err
     assert "checkpoint-24, at step 24" in going_on.err
     assert result(job.records)[0] == wanted[0], going_on.text
+
+
+@pytest.mark.parametrize("kind", EXPORTED if ALL else ["ddp"])
+def test_the_trainer_alone_goes_on_from_what_is_exported(floor, tmp_path, kind):
+    """It ends with the weights of a run that nothing happened to, where there is no outlast."""
+    arguments, workers = EXPORTED[kind]
+    wanted = calm(floor, tmp_path, SCRIPT, *arguments, workers=workers)
+    job, steps = Job(tmp_path / "job"), wanted[0]["step"]
+    start = ("--nproc-per-node", workers, SCRIPT)
+    given = (*start, job.records, "--die", steps // 2, *arguments)
+    killed = floor.torchrun(*given, env={**ENV, **job.env})
+    assert killed.wait() != 0, killed.text
+    out = tmp_path / f"checkpoint-{job.newest()}"
+    given = ("checkpoints", "export", job.directory, "--to", "trainer", "--out", out)
+    exported = floor.outlast(*given)
+    assert exported.wait() == 0, exported.text
+    assert not broken(out)
+    records = tmp_path / "alone"
+    records.mkdir()
+    alone = floor.torchrun(*start, records, "--alone", "--from", out, *arguments, env=ENV)
+    assert alone.wait() == 0, alone.text
+    assert result(records)[0] == wanted[0], alone.text
