@@ -215,6 +215,9 @@ def test_export_gives_the_same_weights_in_every_format(tiers, rng, tmp_path):
     assert set(found) == {name for name, value in known.items() if isinstance(value, torch.Tensor)}
     assert all(torch.equal(found[name], known[name]) for name in found)
     assert (tmp_path / "dcp").is_dir()
+    refused = tiers.call("export", "--to", "trainer", "--out", "trainer", code=2)
+    assert "this checkpoint is of no job with OutlastCallback" in refused.err
+    assert not (tmp_path / "trainer").exists()
 
 
 def test_the_samples_of_a_damaged_tier_are_not_believed(tiers):

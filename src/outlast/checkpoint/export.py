@@ -74,7 +74,12 @@ class Exported(NamedTuple):
 
 
 class TensorFeed:
-    """The tensors of a checkpoint in the order in which a writer wants them, counted."""
+    """The tensors of a checkpoint in the order in which a writer wants them, counted.
+
+    Attributes:
+        state: what was saved, as one; of what every rank saved for itself, rank 0's.
+        source: the checkpoint.
+    """
 
     def __init__(
         self,
@@ -83,7 +88,7 @@ class TensorFeed:
         progress: Callable[[int, int], None] | None,
     ) -> None:
         self.state = state
-        self._source = source
+        self.source = source
         self._progress = progress
         self._done_bytes = 0
         self._total_bytes = sum(self.num_bytes(name) for name in state.entries)
@@ -100,7 +105,7 @@ class TensorFeed:
         """
         wanted = list(names)
         entries = [self.state.entries[name] for name in wanted]
-        for name, tensor in zip(wanted, self._source.tensors(entries), strict=True):
+        for name, tensor in zip(wanted, self.source.tensors(entries), strict=True):
             self._done_bytes += self.num_bytes(name)
             if self._progress is not None:
                 self._progress(self._done_bytes, self._total_bytes)
@@ -155,6 +160,27 @@ def export(
     """
     if to not in FORMATS:
         raise ConfigError(f"{to!r} is not a format; export to {', '.join(FORMATS)}")
+    return export_by(
+        lambda feed, part: _write(feed, to, part, split_bytes), places, which, out, progress
+    )
+
+
+def export_by(
+    write: Callable[[TensorFeed, Path], None],
+    places: Storage | Sequence[Place],
+    which: int | SaveName,
+    out: str | os.PathLike[str],
+    progress: Callable[[int, int], None] | None = None,
+) -> Exported:
+    """As :func:`export`, in a form of one's own.
+
+    Args:
+        write: writes what is fed into a directory, which becomes ``out`` once it returns.
+        places: as :func:`export` has it, as the others.
+        which: which save.
+        out: the directory to write.
+        progress: told (bytes of tensors done, in all).
+    """
     target = Path(out).absolute()
     _check_free(target)
     source = open_checkpoint(places, which, rank=None)
@@ -165,7 +191,7 @@ def export(
     part = target.parent / f".{target.name}.{os.urandom(8).hex()}.part"
     part.mkdir()
     try:
-        _write(feed, to, part, split_bytes)
+        write(feed, part)
         written = _make_durable(part)
         _check_free(target)
         os.rename(part, target)  # noqa: PTH104 - over an empty directory too
@@ -324,8 +350,8 @@ def _is_tensors(data: Any) -> bool:
 # --- torch ---------------------------------------------------------------------------------------
 
 
-def write_torch(feed: TensorFeed, path: Path) -> None:
-    """Write ``{key: state}`` for ``torch.load(weights_only=True)``."""
+def write_torch(feed: TensorFeed, path: Path, key: str = "") -> None:
+    """Write ``{key: state}`` for ``torch.load(weights_only=True)``; of one ``key`` its state."""
     from torch._subclasses.fake_tensor import FakeTensorMode
 
     names: dict[int, str] = {}
@@ -337,7 +363,8 @@ def write_torch(feed: TensorFeed, path: Path) -> None:
             return tensor
 
         tree = feed.state.build(empty)
-    tree = {key: plain(_numbered(value), key) for key, value in tree.items()}
+    tree = {name: plain(_numbered(value), name) for name, value in tree.items()}
+    tree = tree[key] if key else tree
     with torch.serialization.skip_data(materialize_fake_tensors=True):
         torch.save(tree, path)
     leaves = [leaf for leaf in _pytree.tree_leaves(tree) if isinstance(leaf, torch.Tensor)]

@@ -283,7 +283,7 @@ class _TorchFile(Weights):
     """A file of ``torch.save``, mapped into memory."""
 
     def __init__(self, given: str, path: Path) -> None:
-        self._state = _loaded(given, path)
+        self._state = torch_file(given, path)
         if not isinstance(self._state, Mapping):
             kind = type(self._state).__name__
             raise ConfigError(f"{given} holds a {kind} and no state_dict: save model.state_dict()")
@@ -307,8 +307,8 @@ class _TorchFile(Weights):
         return self._tensors[path]
 
 
-def _loaded(given: str, path: Path) -> Any:
-    """What the file holds.
+def torch_file(given: str, path: Path) -> Any:
+    """What a file of ``torch.save`` holds; ``given`` names it in messages.
 
     Raises:
         ConfigError: it needs code to be loaded, or is no such file.

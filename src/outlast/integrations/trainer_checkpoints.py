@@ -25,6 +25,7 @@ from outlast.ledger.narrator import say
 STATE: Final = "trainer_state.json"
 PREFIX: Final = "checkpoint-"
 _HEADER_MAX: Final = 100 << 20  # what safetensors accepts
+_DAMAGED: Final = (ValueError, KeyError, TypeError, AttributeError, zipfile.BadZipFile)
 _WEIGHTS: Final = ("model", "pytorch_model", "adapter_model")
 
 
@@ -81,19 +82,20 @@ def broken(checkpoint: Path) -> str:
     for wanted in ("optimizer", "scheduler"):
         if not any(name.startswith(wanted) for name in names):
             return f"{wanted}.pt is missing"
-    return next(filter(None, map(_broken_file, sorted(checkpoint.rglob("*")))), "")
+    return next(filter(None, map(broken_file, sorted(checkpoint.rglob("*")))), "")
 
 
-def _broken_file(path: Path) -> str:
+def broken_file(path: Path) -> str:
+    """Why this file is not whole; "" if it is, or if it is of a kind that does not tell."""
     looks: dict[str, Callable[[Path], bool]] = {
         ".safetensors": _is_whole_safetensors,
-        **dict.fromkeys((".pt", ".pth", ".bin"), _is_whole_zip),
+        **dict.fromkeys((".pt", ".pth", ".bin", ".ckpt"), _is_whole_zip),
         ".json": _has_all_parts,
     }
     look = looks.get(path.suffix)
     try:
         is_whole = look is None or not path.is_file() or look(path)
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, zipfile.BadZipFile):
+    except (OSError, EOFError, RuntimeError, *_DAMAGED):
         is_whole = False
     return "" if is_whole else f"{path.name} is cut off, or names parts that are missing"
 

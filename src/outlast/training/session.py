@@ -21,7 +21,7 @@ import functools
 import sys
 import threading
 import time
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Final, Never, Self, TypeVar
 
@@ -68,9 +68,11 @@ class Session:
             the optimizer's steps: where it is called after every fourth batch, these are four.
         resumed: whether this run went on from a checkpoint.
         cannot_repeat: why the loop's body cannot be asked to run a step again; "" if it can.
+        adapted: gives what is iterated in place of a loader, where a framework has made it.
     """
 
     cannot_repeat = ""
+    adapted: Callable[[Iterable[Any]], Iterable[Any]] = staticmethod(lambda loader: loader)
 
     def __init__(
         self,
@@ -365,6 +367,7 @@ class Session:
         with excepthook.one_line_errors():
             open_at = self.step if self._in_loop else None
             refuse_loop(until, epochs, is_over=self._is_over, open_at=open_at)
+            loader = self.adapted(loader)
         self._position.called(site, self.step, until)
         devices.settle(self._objects.stateful.values())  # they may have been brought there since
         limits = {"epochs": epochs, "one_pass": until is None and epochs is None}

@@ -31,6 +31,10 @@ ON_A_GPU = {
     "fsdp2": Kind(21, FSDP, workers=2, env=(("TEST_DEVICE", "cuda:0"),)),
     "bf16": Kind(39, ("bf16=true",), env=(("TEST_DEVICE", "cuda:0"),)),
 }
+EXPORTED = {
+    "single": ((*BEST, *SAVES), 1),
+    "ddp": ((), 2),
+}
 
 
 @pytest.mark.parametrize("kind", KINDS if ALL else USUAL)
@@ -73,3 +77,25 @@ def test_who_asks_to_resume_goes_on_although_it_is_another_command(floor, tmp_pa
     assert going_on.wait() == 0, going_on.text
     assert "resumed from step" in going_on.err
     assert result(job.records)[0] == wanted[0], going_on.text
+
+
+@pytest.mark.parametrize("kind", EXPORTED if ALL else ["ddp"])
+def test_the_trainer_alone_goes_on_from_what_is_exported(floor, tmp_path, kind):
+    """It ends with the weights of a run that nothing happened to, where there is no outlast."""
+    arguments, workers = EXPORTED[kind]
+    wanted = calm(floor, tmp_path, SCRIPT, *arguments, workers=workers)
+    job, steps = Job(tmp_path / "job"), wanted[0]["step"]
+    start = ("--nproc-per-node", workers, SCRIPT)
+    given = (*start, job.records, "--die", steps // 2, *arguments)
+    killed = floor.torchrun(*given, env={**ENV, **job.env})
+    assert killed.wait() != 0, killed.text
+    out = tmp_path / f"checkpoint-{job.newest()}"
+    given = ("checkpoints", "export", job.directory, "--to", "trainer", "--out", out)
+    exported = floor.outlast(*given)
+    assert exported.wait() == 0, exported.text
+    assert not broken(out)
+    records = tmp_path / "alone"
+    records.mkdir()
+    alone = floor.torchrun(*start, records, "--alone", "--from", out, *arguments, env=ENV)
+    assert alone.wait() == 0, alone.text
+    assert result(records)[0] == wanted[0], alone.text

@@ -9,7 +9,11 @@ import hashlib
 import json
 import os
 import signal
+import sys
 from pathlib import Path
+
+if "--alone" in sys.argv:
+    sys.modules["outlast"] = None  # it cannot be imported
 
 import ranks
 import torch
@@ -27,7 +31,9 @@ PARSER = argparse.ArgumentParser()
 PARSER.add_argument("records", type=Path)
 PARSER.add_argument("--plain", action="store_true")
 PARSER.add_argument("--masked", action="store_true")
+PARSER.add_argument("--alone", action="store_true", help="plain, where there is no outlast")
 PARSER.add_argument("--resume", action="store_true")
+PARSER.add_argument("--from", dest="checkpoint", help="the Trainer's own")
 PARSER.add_argument("--die", type=int, action="append", default=[])
 PARSER.add_argument("arguments", nargs="*", help="of TrainingArguments, as JSON")
 OPTIONS = PARSER.parse_intermixed_args()
@@ -109,7 +115,7 @@ def main():
     callbacks = [Notes()]
     if args.load_best_model_at_end:
         callbacks.append(EarlyStoppingCallback(2))
-    if not OPTIONS.plain:
+    if not (OPTIONS.plain or OPTIONS.alone):
         from outlast.integrations.transformers import OutlastCallback
 
         callbacks.append(OutlastCallback(every="3 steps"))
@@ -121,7 +127,7 @@ def main():
         data_collator=masked if OPTIONS.masked else None,
         callbacks=callbacks,
     )
-    trainer.train(resume_from_checkpoint=OPTIONS.resume)
+    trainer.train(resume_from_checkpoint=OPTIONS.checkpoint or OPTIONS.resume)
     digest = hashlib.sha256()
     for _, value in sorted(model.state_dict().items()):
         whole = value.full_tensor() if hasattr(value, "full_tensor") else value

@@ -1,7 +1,8 @@
-"""Lightning's Trainer with a small net: RECORDS [--plain] [--die STEP …] [KEY=VALUE …].
+"""Lightning's Trainer with a small net: RECORDS [--plain] [--io] [--die STEP …] [KEY=VALUE …].
 
-With Outlast's callback, or without. Its last rank dies, once, behind each STEP (a batch). What is
-logged is appended to RECORDS/logs.jsonl; RECORDS/final.json has the weights' hash.
+With Outlast's callback, or without; with --io Lightning's own checkpoints are written by Outlast.
+Its last rank dies, once, behind each STEP (a batch). What is logged is appended to
+RECORDS/logs.jsonl; RECORDS/final.json has the weights' hash.
 """
 
 import argparse
@@ -10,17 +11,24 @@ import json
 import logging
 import os
 import signal
+import sys
 import warnings
 from pathlib import Path
 
+if "--alone" in sys.argv:
+    sys.modules["outlast"] = None  # it cannot be imported
+
 import lightning.pytorch as pl
 import torch
-from lightning.pytorch.callbacks import EarlyStopping
+from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint
 from torch import nn
 
 PARSER = argparse.ArgumentParser()
 PARSER.add_argument("records", type=Path)
 PARSER.add_argument("--plain", action="store_true")
+PARSER.add_argument("--alone", action="store_true", help="plain, where there is no outlast")
+PARSER.add_argument("--io", action="store_true")
+PARSER.add_argument("--from", dest="ckpt_path", help="Lightning's own checkpoint")
 PARSER.add_argument("--die", type=int, action="append", default=[])
 PARSER.add_argument("arguments", nargs="*", help="of Trainer, as JSON")
 OPTIONS = PARSER.parse_intermixed_args()
@@ -52,7 +60,8 @@ class Net(pl.LightningModule):
         checkpoint["own"] = {"step": self.global_step}
 
     def on_load_checkpoint(self, checkpoint):
-        assert checkpoint["own"]["step"] == self.global_step
+        # Lightning alone asks this before its loops have their place back.
+        assert OPTIONS.ckpt_path or checkpoint["own"]["step"] == self.global_step
 
 
 class Notes(pl.Callback):
@@ -94,13 +103,22 @@ def main():
         key: json.loads(value) for key, value in (one.split("=") for one in OPTIONS.arguments)
     }
     callbacks = [Notes(), EarlyStopping("val", patience=5)]
-    if not OPTIONS.plain:
+    plugins = []
+    if OPTIONS.io:
+        from outlast.integrations.lightning_checkpoints import OutlastCheckpointIO
+
+        plugins.append(OutlastCheckpointIO())
+        place = OPTIONS.records / "checkpoints"
+        callbacks.append(ModelCheckpoint(place, every_n_train_steps=4, save_top_k=-1))
+        given["enable_checkpointing"] = True
+    if not (OPTIONS.plain or OPTIONS.alone):
         from outlast.integrations.lightning import LightningCallback
 
         callbacks.append(LightningCallback(every="3 steps"))
     net = Net()
-    trainer = pl.Trainer(**given, callbacks=callbacks, default_root_dir=OPTIONS.records)
-    trainer.fit(net, loader, checked)
+    given |= {"callbacks": callbacks, "default_root_dir": OPTIONS.records}
+    trainer = pl.Trainer(**given, plugins=plugins)
+    trainer.fit(net, loader, checked, ckpt_path=OPTIONS.ckpt_path)
     if trainer.is_global_zero:
         digest = hashlib.sha256()
         for _, value in sorted(net.state_dict().items()):

@@ -249,7 +249,7 @@ BAD = [
     (["prune", "--keep", "0"], "--keep: '0' checkpoints cannot be kept; write a whole number"),
     (["prune", "--keep", "x"], "--keep: 'x' checkpoints cannot be kept"),
     (["prune", "--tier", "s3"], "'s3' is not a tier of this job"),
-    (["export", "--out", "x"], "say which format (--to safetensors, --to dcp, --to torch)"),
+    (["export", "--out", "x"], "say which format (--to safetensors, --to dcp, --to torch"),
     (["export", "--to", "tensors", "--out", "x"], "did you mean safetensors?"),
     (["export", "--to", "dcp"], "say where the files go with --out PATH"),
     (["export", "--to", "dcp", "--out", "x", "--step", "7"], "step 7 is not in"),

@@ -386,12 +386,14 @@ def _sample_lines(verdict: SampleVerdict, manifest: Manifest) -> list[str]:
     return [*lines, f"not proved; the first step that is not as it should be: {first}"]
 
 
-FORMATS = ("safetensors", "dcp", "torch")
+FORMATS = ("safetensors", "dcp", "torch", "trainer")
 
 
 @click.command(name="export")
 @DIRECTORY
-@click.option("--to", default=None, help="safetensors, dcp, or torch (torch.save).")
+@click.option(
+    "--to", default=None, help="safetensors, dcp, torch (torch.save), or trainer (a checkpoint-N)."
+)
 @click.option("--out", default=None, help="Where the files go; must be empty or not exist.")
 @click.option(
     "--step", type=int, default=None, help="Which step (its newest save); the newest by default."
@@ -421,13 +423,18 @@ def export_command(
     manifests = found.manifests(picked)
     places = [found.places[name] for name in manifests]
     num_bytes = size_of(next(iter(manifests.values())))
-    from outlast.checkpoint.export import export
+    from outlast.checkpoint.export import export, export_by
 
     number = picked.step
     with bar(num_bytes) as shown:
         shown.begin(f"step {number:,}")
         try:
-            export(places, picked, to, target, shown.part)
+            if to == "trainer":
+                from outlast.integrations.trainer_export import write_trainer
+
+                export_by(write_trainer, places, picked, target, shown.part)
+            else:
+                export(places, picked, to, target, shown.part)
         except OSError as error:
             if isinstance(error, StorageError):
                 raise
