@@ -19,7 +19,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Final, TypeAlias
 
-from outlast.config import NOTICE_VARIABLES, SETTINGS, variable_name
+from outlast.config import NOTICE_VARIABLES, PLATFORMS, SETTINGS, variable_name
 
 ROOT: Final = Path(__file__).resolve().parents[1]
 SOURCE: Final = ROOT / "src"
@@ -291,7 +291,12 @@ def settings() -> str:
             raise fail(f"the setting {key} has no docstring")
         default = "" if setting.default in (None, "") else f"`{setting.default}`"
         default = default.replace("True", "true").replace("False", "false")
-        rows.append((f"`{key}`", default, f"`{variable_name(key)}`", cell(meanings[attribute])))
+        meaning = meanings[attribute].replace("``PLATFORMS``", ", ".join(PLATFORMS))
+        # What stands for it in Python, as the file has it.
+        word = "auto" if "auto" in default else "empty"
+        meaning = re.sub(r"(?<=\. )None\b", word.capitalize(), meaning)
+        meaning = re.sub(r"\bNone\b", word, meaning)
+        rows.append((f"`{key}`", default, cell(meaning)))
     return "\n\n".join(
         [
             "# All settings in one table",
@@ -300,7 +305,7 @@ def settings() -> str:
                 "--explain` prints those in force. Of a key with a dot, the part before it is the "
                 "table in `outlast.toml`."
             ),
-            table(("key", "default", "variable", "meaning"), rows),
+            table(("key", "default", "meaning"), rows),
             (
                 "The places where checkpoints go, `[[tier]]`, are set in the file alone: "
                 "[tiers](../settings.md#tiers)."
@@ -339,6 +344,11 @@ def environment() -> str:
             table(("variable", "meaning"), [(f"`{a}`", b) for a, b in GIVEN.items()]),
             "## Set by Outlast, for scripts and commands to read",
             table(("variable", "meaning"), [(f"`{a}`", b) for a, b in TOLD.items()]),
+            "## Settings",
+            table(
+                ("variable", "key in `outlast.toml`"),
+                [(f"`{variable_name(key)}`", f"`{key}`") for key in SETTINGS],
+            ),
             "## Between our own processes",
             "Do not set them; they may change without a word: "
             + ", ".join(f"`{one}`" for one in sorted(OWN))
