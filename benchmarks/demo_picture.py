@@ -24,7 +24,7 @@ from bench.lettering import BOLD_MONO, MONO, Lettering, picture
 
 COLUMNS, SIZE, LINE, EDGE = 100, 13.0, 19.0, 18.0
 ERASED: Final = re.compile(r"^.*(?:\x1b\[2K|\r)", re.DOTALL)
-GONE: Final = re.compile(r"[^\n]*\n(?=\r?\x1b\[1A\x1b\[2K)")  # the cursor goes up and erases it
+GONE: Final = re.compile(r"[^\n]*\n(?=(?:\r|\x1b\[\?25[hl])*\x1b\[1A\x1b\[2K)")  # erased from below
 CONTROL: Final = re.compile(r"\x1b\[(?![\d;]*m)[?\d;]*[A-Za-z]")
 COLOURS: Final = {"1": "red", "2": "green", "3": "yellow", "4": "cyan", "5": "magenta", "6": "cyan"}
 LIGHT: Final = {

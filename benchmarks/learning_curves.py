@@ -32,7 +32,7 @@ LIGHT: Final = {
     "text": "fill:#1f2328",
     "calm": "fill:none;stroke:#9ecae1;stroke-width:6",
     "disturbed": "fill:none;stroke:#08306b;stroke-width:1.2",
-    "workers": "fill:#74c476",
+    "workers": "fill:#74c476;shape-rendering:crispEdges",
 }
 DARK: Final = {
     "page": "fill:#161b22;stroke:#30363d",

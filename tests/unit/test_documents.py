@@ -187,3 +187,16 @@ def test_the_reference_says_what_the_source_says():
         check=False,
     )
     assert made.returncode == 0, made.stdout + made.stderr
+
+
+# --- pictures -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("path", sorted(DOCS.rglob("*.svg")), ids=lambda path: path.name)
+def test_a_picture_needs_no_font_and_follows_the_scheme(path):
+    text = path.read_text()
+    assert "<text" not in text
+    assert "font-family" not in text
+    assert "@media (prefers-color-scheme: dark)" in text
+    assert re.search(r'role="img"><title>.{30,}</title>', text, re.DOTALL)
+    assert f"--picture docs/{path.name}" in (ROOT / "Makefile").read_text()  # make pictures

@@ -11,6 +11,7 @@ from safetensors.torch import load_file
 
 from outlast.checkpoint.manifest import named, rank_of_own
 from outlast.checkpoint.reader import open_checkpoint
+from thorough import ALL
 
 PAGE = Path(__file__).parents[3] / "docs/format.md"
 ALONE = (
@@ -35,7 +36,10 @@ def tensors_in(data):
             yield from tensors_in(one)
 
 
-@pytest.mark.parametrize(("mode", "num_ranks"), [("plain", 1), ("ddp", 2), ("fsdp", 2)])
+KINDS = [("plain", 1), ("fsdp", 2), *([("ddp", 2), ("hsdp", 4)] if ALL else ())]
+
+
+@pytest.mark.parametrize(("mode", "num_ranks"), KINDS)
 def test_a_stranger_reads_every_tensor(floor, tmp_path, reader, mode, num_ranks):
     job, records = Job(tmp_path / "job", num_ranks), tmp_path / "records"
     records.mkdir()
