@@ -7,7 +7,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check --no-input
 
 .DEFAULT_GOAL := help
-.PHONY: help demo dist test test-all test-beside test-unit test-slurm test-wheel test-newest test-oldest check format unit bench zoo gpu gpu-wheels house system-packages clean
+.PHONY: help demo dist test test-all test-beside test-unit test-slurm test-wheel test-newest test-oldest check format unit bench zoo gpu gpu-wheels house docs reference pictures system-packages clean
 
 help:
 	@echo "make demo    install into $(VENV), then train through a kill and a notice and prove it"
@@ -19,6 +19,9 @@ help:
 	@echo "make test-wheel  the wheel in clean environments of each Python and torch: demo and types (6 GB at a time)"
 	@echo "make check   format, lint, types, import rules, unit tests (two minutes)"
 	@echo "make format  rewrite the sources in the project's format"
+	@echo "make docs    the site of the documents, in site/ (a minute); a warning is an error"
+	@echo "make reference  write docs/reference/ from the source (a second)"
+	@echo "make pictures   draw the documents' pictures anew (minutes)"
 	@echo "make house   count what a reader of the source must hold in mind (a second)"
 	@echo "make bench   the side-by-side measurements in benchmarks/ (hours)"
 	@echo "make zoo     other people's optimizers and models, killed and resumed (ten minutes); docs/zoo.md"
@@ -140,6 +143,23 @@ check: $(VENV)/.installed-test
 	PYTHONPATH=src $(BIN)/lint-imports --no-logo
 	$(UNIT) -q
 
+# The site's tool stands alone: it needs none of what Outlast needs.
+DOCS := .venv-docs
+$(DOCS)/.installed: pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(@D)
+	$(@D)/bin/python -m pip install -q --disable-pip-version-check --no-input -c constraints.txt zensical
+	@touch $@
+
+docs: $(DOCS)/.installed
+	$(DOCS)/bin/zensical build --clean --strict
+
+reference: $(VENV)/.installed
+	$(BIN)/python tools/reference.py
+
+pictures: $(VENV)/.installed-test
+	$(BIN)/python benchmarks/demo_picture.py --picture docs/demo.svg
+	$(BIN)/python benchmarks/learning_curves.py --picture docs/same-bits.svg
+
 house:
 	@$(PYTHON) tools/house.py $(HOUSE_ARGS)
 
@@ -202,4 +222,4 @@ gpu-wheels:
 	@du -sh $(WHEELS)
 
 clean:
-	rm -rf $(ZOO) $(NEWEST) $(OLDEST) $(VENV) $(GPU) $(WHEELS) build dist src/*.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(ZOO) $(DOCS) site .cache $(NEWEST) $(OLDEST) $(VENV) $(GPU) $(WHEELS) build dist src/*.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -21,11 +21,26 @@ from multiprocessing import get_context
 from pathlib import Path
 from typing import Any, Final
 
+from bench.lettering import SANS, Lettering, picture
 from bench.ports import free_port
 
 SHARDS, GLOBAL_BATCH, MOST = 12, 12, 4
 LIMIT_S: Final = 300.0
-WIDTH, HEIGHT, LEFT, TOP, BELOW = 760, 330, 56, 34, 84
+WIDTH, HEIGHT, LEFT, TOP, BELOW = 760, 340, 66, 44, 94
+LIGHT: Final = {
+    "page": "fill:#fff;stroke:#d0d7de",
+    "text": "fill:#1f2328",
+    "calm": "fill:none;stroke:#9ecae1;stroke-width:6",
+    "disturbed": "fill:none;stroke:#08306b;stroke-width:1.2",
+    "workers": "fill:#74c476;shape-rendering:crispEdges",
+}
+DARK: Final = {
+    "page": "fill:#161b22;stroke:#30363d",
+    "text": "fill:#e6edf3",
+    "calm": "stroke:#1f4e79",
+    "disturbed": "stroke:#9cd0ff",
+    "workers": "fill:#2e7d46",
+}
 
 _warm = get_context("forkserver")
 _warm.set_forkserver_preload(["torch", "torch._dynamo", "outlast.training.session"])
@@ -190,40 +205,37 @@ def draw(expected: dict[int, str], lines: list[dict[str, Any]], changes: int) ->
     def y(loss: float) -> float:
         return TOP + inner_height * (high - loss) / (high - low)
 
-    def curve(points: dict[int, float], style: str) -> str:
+    def curve(points: dict[int, float], look: str) -> str:
         path = " ".join(f"{x(step):.1f},{y(points[step]):.1f}" for step in sorted(points))
-        return f'<polyline points="{path}" fill="none" {style}/>'
+        return f'<polyline class="{look}" points="{path}"/>'
 
     disturbed = {line["step"]: float.fromhex(line["loss"]) for line in lines}
     workers = {line["step"]: line["workers"] for line in lines}
+    font = Lettering(SANS, 12)
     title = (
         f"loss of {steps} steps: undisturbed on 1 worker (broad), and through {changes} changes of "
         f"1 to {MOST} workers (thin)"
     )
     parts = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}"',
-        'font-family="sans-serif" font-size="12" fill="#333">',
-        f'<rect width="{WIDTH}" height="{HEIGHT}" fill="white"/>',
-        f'<text x="{LEFT}" y="20">{title}</text>',
-        curve(calm, 'stroke="#9ecae1" stroke-width="6"'),
-        curve(disturbed, 'stroke="#08306b" stroke-width="1.2"'),
+        f'<rect class="page" x=".5" y=".5" width="{WIDTH - 1}" height="{HEIGHT - 1}" rx="8"/>',
+        font.draw(16, 24, title, "text"),
+        curve(calm, "calm"),
+        curve(disturbed, "disturbed"),
     ]
     parts += [
-        f'<text x="{LEFT - 6}" y="{y(loss) + 4:.1f}" text-anchor="end">{loss:.2f}</text>'
-        for loss in (low, high)
+        font.draw(LEFT - 6, y(loss) + 4, f"{loss:.2f}", "text", "end") for loss in (low, high)
     ]
-    base, unit, wide = HEIGHT - 30, 10, inner_width / steps + 0.2
+    base, unit, wide = HEIGHT - 36, 10, inner_width / steps + 0.2
     for step in range(1, steps + 1):
         height = unit * workers[step]
         place = f'x="{x(step - 1):.1f}" y="{base - height}"'
-        parts.append(f'<rect {place} width="{wide:.2f}" height="{height}" fill="#a1d99b"/>')
+        parts.append(f'<rect class="workers" {place} width="{wide:.2f}" height="{height}"/>')
     parts += [
-        f'<text x="{LEFT - 6}" y="{base}" text-anchor="end">workers</text>',
-        f'<text x="{LEFT}" y="{HEIGHT - 12}">step 0</text>',
-        f'<text x="{x(steps):.0f}" y="{HEIGHT - 12}" text-anchor="end">step {steps}</text>',
-        "</svg>\n",
+        font.draw(LEFT - 6, base, "workers", "text", "end"),
+        font.draw(LEFT, HEIGHT - 16, "step 0", "text"),
+        font.draw(x(steps), HEIGHT - 16, f"step {steps}", "text", "end"),
     ]
-    return "\n".join(parts)
+    return picture(WIDTH, HEIGHT, title, LIGHT, DARK, "\n".join(parts), font)
 
 
 if __name__ == "__main__":

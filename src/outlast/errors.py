@@ -30,18 +30,43 @@ from typing import Final
 class Exit(enum.IntEnum):
     """Exit codes of ``outlast run``, and of a worker that leaves on purpose.
 
-    ``ROLLED_BACK`` is a worker's word to its agent alone: the next attempt goes on from before.
-    ``STARTS_ANEW`` is another: it was to go on after a loss elsewhere, and cannot.
+    Below each: what it means, and what to do. ``docs/reference`` is made of it.
     """
 
     FINISHED = 0
+    """finished"""
     USAGE = 2
+    """usage or configuration: one line says what
+
+    correct it
+    """
     DRAINED = 75
+    """stopped after a notice; everything that there was time to save is committed
+
+    start the same command again
+    """
     GAVE_UP = 76
+    """gave up: a bug in the script, a failure on all machines or on the only one, or no progress;
+    the newest checkpoint stands
+
+    read the last line and the traceback
+    """
     STORAGE = 77
+    """the storage cannot be used: read-only, failing or full, at the start or for the last save;
+    one line names the path and the error
+
+    do what the line says, then start the same command again
+    """
     REFUSED = 78
+    """refuses to resume: a checkpoint was expected and none is valid, or nothing proves whose the
+    checkpoints are
+
+    copy one back, or do what the line says
+    """
     ROLLED_BACK = 79
+    """of a worker alone: the next attempt goes on from before"""
     STARTS_ANEW = 80
+    """of a worker alone: it was to go on after a loss elsewhere, and cannot"""
 
 
 _SYSTEMS: Final = {"darwin": "macOS", "win32": "Windows"}

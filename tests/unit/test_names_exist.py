@@ -64,13 +64,14 @@ def test_one_that_does_not_exist_is_found(module):
 
 # --- what the documents name ----------------------------------------------------------------------
 
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").rglob("*.md"))]
 PAGE = ROOT / "docs/architecture.md"
 # Files and names that are invented: those of worked examples and of other people's scripts.
 INVENTED_FILES = {
     *("notice/nimbus.py", "test_notice_nimbus.py", "metadata_servers/nimbus.py"),
     *("storage/shelf.py", "test_shelf.py", "test_faults.py"),
     *("data.py", "other.py", "a.py", "b.py", "sympy.py", "queue.py", "train.py"),
+    "read_checkpoint.py",
 }
 INVENTED = {"NimbusWatcher", "TestShelf", "StopWorker", "_Eviction"}
 OTHERS = {"LocalElasticAgent", "outlast.session", "README.md", "server.inject"}

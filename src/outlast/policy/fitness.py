@@ -216,7 +216,7 @@ def judge_stacks(facts: StackFacts) -> CheckResult:
             name,
             "warning",
             "py-spy is not installed: of a rank that hangs in C, no stack can be shown",
-            "pip install 'outlast[debug]'",
+            "pip install py-spy",
         )
     scope = facts.ptrace_scope
     todo = "allow ptrace: docker run --cap-add SYS_PTRACE" + (
@@ -428,7 +428,7 @@ def judge_gpus(facts: GpusFacts) -> CheckResult:
     name = "gpu"
     if not facts.gpus:
         if facts.error:
-            todo = "nvidia-smi must work first; pip install 'outlast[nvidia]' reads more"
+            todo = "nvidia-smi must work first; pip install nvidia-ml-py reads more"
             return CheckResult(name, "warning", facts.error, todo)
         return CheckResult(name, "skipped", "no NVIDIA GPU on this machine")
     sick = [words for gpu in facts.gpus for words in _sick(gpu)]

@@ -318,7 +318,7 @@ def _png(picture: str) -> bytes:
         import resvg_py
     except ImportError:
         raise ConfigError(
-            "a PNG needs resvg-py; pip install 'outlast[plot]', or write .svg or .html"
+            "a PNG needs resvg-py; pip install resvg-py, or write .svg or .html"
         ) from None
     folders = [Path(folder).expanduser() for folder in _FONTS]
     fonts = (font for folder in folders for font in folder.rglob("*.[ot]tf"))

@@ -352,8 +352,7 @@ def _connect(scheme: str, bucket: str, prefix: str, patience: Patience) -> Any:
         from obstore import exceptions, store
     except ImportError:
         raise ConfigError(
-            f"{scheme}://{bucket} needs obstore, which is not installed; "
-            "run: pip install 'outlast[cloud]'"
+            f"{scheme}://{bucket} needs obstore, which is not installed; run: pip install obstore"
         ) from None
     _process = _process or os.getpid()
     _refuse_after_fork()

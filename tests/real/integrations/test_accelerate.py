@@ -7,8 +7,8 @@ the last batch of an epoch is short. The undisturbed run has no Outlast in it.
 
 import pytest
 from floor import SCRIPTS
-from frameworks import Kind, check_the_same_run
 
+from frameworks import Kind, check_the_same_run
 from thorough import ALL
 
 SCRIPT = SCRIPTS / "accelerate_loop.py"

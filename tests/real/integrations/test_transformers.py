@@ -8,8 +8,8 @@ import signal
 import pytest
 import torch
 from floor import SCRIPTS, Job
-from frameworks import ENV, Kind, calm, check_the_same_run, result
 
+from frameworks import ENV, Kind, calm, check_the_same_run, result
 from outlast.integrations.trainer_checkpoints import broken
 from thorough import ALL
 

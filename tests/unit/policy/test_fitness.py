@@ -179,7 +179,7 @@ def test_limits_stacks_and_the_platform():
         "failed",
     ]
     assert judge_stacks(StackFacts(installed=True, read=True)).status == "ok"
-    assert "outlast[debug]" in judge_stacks(StackFacts(installed=False)).todo
+    assert "pip install py-spy" in judge_stacks(StackFacts(installed=False)).todo
     refused = StackFacts(installed=True, error="Permission denied", ptrace_scope=1)
     assert "ptrace_scope" in judge_stacks(refused).todo
     deaf = PlatformFacts(reason="aws", silent=["no answer"])

@@ -578,7 +578,7 @@ def versions_here() -> dict[str, str]:
         try:
             found[name] = importlib.metadata.version(name).partition("+")[0]
         except importlib.metadata.PackageNotFoundError:
-            raise ConfigError(f"{name} is not installed; run: pip install outlast") from None
+            raise ConfigError(f"{name} is not installed; run: pip install {name}") from None
     return found
 
 
