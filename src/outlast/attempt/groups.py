@@ -45,6 +45,7 @@ import os
 import socket
 import sys
 import threading
+import time
 import weakref
 from collections.abc import Callable, Iterator
 from datetime import timedelta
@@ -56,6 +57,7 @@ import torch.distributed as dist
 
 from outlast.attempt.link import STORE_VARIABLE, connect, kept_key
 from outlast.attempt.over import STANDBY_VARIABLE, over
+from outlast.attempt.subgroups import Subgroups
 from outlast.checkpoint import devices
 from outlast.reduce import losses
 
@@ -87,6 +89,7 @@ _OF_A_REDUCER: Final = {
     "require_forward_param_sync": True,
 }
 KEPT_S: Final = 600.0  # until all machines have said how many workers of theirs go on
+LOOK_S: Final = 0.005  # from one group to the next, where the attempt is over meanwhile
 LEFT: Final = "connection closed: the attempt is over before its groups were made"
 _here = threading.local()  # in the threads that make groups: for which joining
 _held: list[Any] = []  # groups of a worker that is about to end
@@ -122,7 +125,7 @@ class Groups:
         self._is_there = False  # the group that is being joined: torch is about to know of it
         self._made: list[Any] = []  # also those that the script has destroyed itself
         self._asked: _GroupArguments | None = None
-        self._num_others = 0  # groups besides the default one
+        self._others = Subgroups()
         self._num_defaults = 0
         self._wrappers: list[weakref.ref[Any]] = []  # DDP objects, in the order of their making
         self._excused = 0  # collectives that a rehearsal may leave out
@@ -165,7 +168,7 @@ class Groups:
             joins = hasattr(_here, "number")
             if options.get("group_desc") == _DEFAULT and not joins:
                 self._num_defaults += 1
-                self._excused, self._num_others, self._wrappers = 0, 0, []
+                self._excused, self._others, self._wrappers = 0, Subgroups(), []
                 self._asked = _GroupArguments(
                     str(args[3]),
                     options.get("backend_options"),
@@ -178,10 +181,19 @@ class Groups:
                     options |= {"backend_options": None, "device_id": None}
                     return make(*args[:3], _FAKE, *args[4:], **options)
             elif not joins:
-                self._num_others += 1
+                return self._making_other(make, args, options)
             return self._noted(lambda: make(*args, **options))
 
         return making
+
+    def _making_other(self, make: Any, args: tuple[Any, ...], options: dict[str, Any]) -> Any:
+        if self.is_rehearsal:
+            args = *args[:3], _FAKE, *args[4:]
+            made = make(*args, **options | {"backend_options": None, "device_id": None})
+        else:
+            made = self._noted(lambda: make(*args, **options))
+        self._others.note(args, options, made)
+        return made
 
     def _registering(self, register: Any) -> Any:
         """One that was left behind takes no name that the next one will have."""
@@ -267,8 +279,8 @@ class Groups:
             return "it has no process group of torch's"
         if c10d._default_pg_init_method != "env://" or self._num_defaults > 1:
             return "its process group is not made from the environment alone"
-        if self._num_others:
-            return "it has process groups besides the default one"
+        if why_not := self._others.why_not(self._made):
+            return why_not
         if any(one.process_group is not dist.group.WORLD for one in self._ddp()):
             return "a DDP object has a process group of its own"
         if not self.is_rehearsal and num_sent() > self._excused:
@@ -328,6 +340,7 @@ class Groups:
         # One that was not made to its end has taken a name, under which nobody would be met.
         world: Any = dist.distributed_c10d._world
         world.group_count = 0
+        self._others.let_go(made)
         freeing = devices.Thread(target=made.clear, name="outlast-free", daemon=True)
         del made
         freeing.start()
@@ -346,12 +359,17 @@ class Groups:
         hook = sys.excepthook  # torch puts another one around it each time
         try:
             making = _GroupCreation(lambda: self._make_default(number))
-            if not making.wait_unless_over() and self._leave_behind():
-                raise ConnectionError(LEFT)
+            while not making.wait_unless_over():
+                if self._leave_behind():
+                    raise ConnectionError(LEFT)
+                time.sleep(LOOK_S)
             making.wait()
         finally:
             sys.excepthook = hook
         self.is_rehearsal = False
+        if gone := self._others.replace():
+            devices.Thread(target=gone.clear, name="outlast-free", daemon=True).start()
+        del gone
         states, self._states = self._states, []
         for one, state in states:
             _make_reducer(one, state)
@@ -373,6 +391,16 @@ class Groups:
         dist.init_process_group(
             asked.backend, timeout=asked.timeout, pg_options=asked.options, device_id=device
         )
+        c10d: Any = dist.distributed_c10d
+
+        def make(*args: Any, **options: Any) -> Any:
+            with self._lock:  # it can be left behind like the default one
+                if number != self._num_joined:
+                    raise ConnectionError(LEFT)
+                self._is_there = False
+            return getattr(c10d, _HELPER)(*args, **options)
+
+        self._others.make(make, asked.backend)
 
     def hold(self) -> None:
         """The worker is about to end: the groups are left to that."""
@@ -506,13 +534,15 @@ def _abort(backends: list[Any]) -> None:
 
 
 def num_sent() -> int:
-    """Collectives that this process has had a part in, of its default group."""
+    """Collectives that this process has had a part in, of all of its groups."""
     if not dist.is_initialized():
         return 0
-    group: Any = dist.group.WORLD
-    with contextlib.suppress(RuntimeError):  # a backend that does not count
-        return int(group._get_sequence_number_for_group())
-    return 0
+    c10d: Any = dist.distributed_c10d
+    found = 0
+    for group in c10d._world.pg_names:
+        with contextlib.suppress(RuntimeError):  # a backend that does not count
+            found += int(group._get_sequence_number_for_group())
+    return found
 
 
 def others_live() -> bool:

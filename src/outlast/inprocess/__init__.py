@@ -2,6 +2,7 @@
 
 ``survivor``     the line to the agent
 ``interrupted``  the step in the making comes to nothing
+``divided``      a state that is divided over the workers: who has the same part
 ``living``       the state at the newest step's end: what is done for it at each step
 ``handover``     state changes hands: before workers leave together, and after a loss
 

@@ -40,6 +40,7 @@ from outlast.data.feed import TRAIL
 from outlast.data.loader import KIND as LOADER
 from outlast.data.trail import Others
 from outlast.inprocess import living
+from outlast.inprocess.divided import WHOLE, Dims, Division, dims_of, joined, local
 from outlast.inprocess.living import BUFFERS, Buffers, Moment, Packer, unpack, with_buffers
 from outlast.policy.regain import OwnState, RegainPlan, StateOffer, decide
 from outlast.policy.rollbacks import Rollback
@@ -191,11 +192,44 @@ def _keepers(rank: int, stay: Sequence[int]) -> Collection[int]:
     return {stay[(rank + 1) % num], stay[(rank + 1 + num // 2) % num]}
 
 
+# --- at an attempt's beginning --------------------------------------------------------------------
+
+_ABLE: Final = "able"
+
+
+def is_wanted(link: Link, here: bool) -> bool:
+    """Whether workers live through losses, as rank 0 has it; ``here`` is what this one has.
+
+    Raises:
+        OSError, RuntimeError: rank 0 is gone.
+    """
+    if link.rank == 0:
+        link.publish("living", b"1" if here else b"0")
+    return link.fetch("living", TIMEOUT_S) == b"1"
+
+
+def all_are_able(link: Link, is_able: bool) -> bool:
+    """Whether all ranks could go on after a loss: else none votes, as one would be waited for.
+
+    All ranks call it.
+
+    Raises:
+        OSError, RuntimeError: another rank is gone.
+    """
+    link.publish(f"{_ABLE}/{link.rank}", b"1" if is_able else b"")
+    if link.rank == 0:
+        ranks = range(link.world_size)
+        found = all(link.fetch(f"{_ABLE}/{rank}", TIMEOUT_S) for rank in ranks)
+        link.publish(_ABLE, b"1" if found else b"")
+    return bool(link.fetch(_ABLE, TIMEOUT_S))
+
+
 # --- after a loss ---------------------------------------------------------------------------------
 
 TIMEOUT_S: Final = 600.0
 PIECE_BYTES: Final = 32 << 20
-Outline = list[tuple[str, str, tuple[int, ...]]]  # of tensors: name, dtype, shape
+# Of tensors: name, dtype, shape here, and how they are divided.
+Outline = list[tuple[str, str, tuple[int, ...], Dims | None]]
 
 
 class Regained(msgspec.Struct, frozen=True, kw_only=True):
@@ -210,7 +244,7 @@ class Regained(msgspec.Struct, frozen=True, kw_only=True):
         committed: the newest step that is committed.
         seconds: what that took.
         num_lacking: how many ranks had to be sent the state.
-        is_lacking: whether this one had.
+        moment: where this one has it; None where it was sent.
         has_new: whether some ranks' processes were started for this attempt.
     """
 
@@ -222,7 +256,7 @@ class Regained(msgspec.Struct, frozen=True, kw_only=True):
     committed: int
     seconds: float
     num_lacking: int
-    is_lacking: bool
+    moment: Moment | None
     has_new: bool
 
     def fields(self, num_workers: int) -> dict[str, Any]:
@@ -242,7 +276,7 @@ def find(
     link: Link,
     promised: Collection[int],
     *,
-    takes_part: bool,
+    division: Division = WHOLE,
     lives: bool = False,
     others: Others | None = None,
     rollbacks: Sequence[Rollback] = (),
@@ -254,7 +288,7 @@ def find(
     Args:
         link: the other ranks.
         promised: steps that the ledger says were committed (rank 0 needs them).
-        takes_part: on rank 0, whether workers recover in their processes.
+        division: what this rank has of the state.
         lives: whether this one was in the attempt before.
         others: what it knows of other workers' records of samples.
         rollbacks: what they have undone is not gone on from.
@@ -263,21 +297,20 @@ def find(
         OSError, RuntimeError: another rank is gone.
     """
     start_s = time.monotonic()
-    if link.rank == 0:
-        link.publish("living", b"1" if takes_part else b"0")
-    if link.fetch("living", TIMEOUT_S) != b"1":
-        return ""
-    moment, records = living.kept(), read_own()
+    moments, records = living.all_kept(), read_own()
     if others is not None:
         records = [*_of_others(records, others), *records]  # its own word counts more
-    plan = _agree(link, promised, rollbacks, _offer(moment, records, lives=lives))
+    offer = _offer(moments, records, lives=lives, part=division.part)
+    plan = _agree(link, promised, rollbacks, offer)
     if plan.step is None:
         living.forget()
         return plan.why_not
-    at_it = moment if moment is not None and link.rank not in plan.lacking else None
+    ends = (one for one in moments if (one.timeline, one.step) == (plan.timeline, plan.step))
+    at_it = next(ends, None)
     _publish_own(link, plan, at_it, records)
     own_of = functools.cache(lambda rank: unpack(link.fetch(_own_key(rank), TIMEOUT_S)))
-    state = _state(link, plan, at_it, own_of(0).get(BUFFERS, []) if 0 in plan.own else [])
+    buffers = own_of(0).get(BUFFERS, []) if 0 in plan.own else []
+    state = _state(link, plan, at_it, buffers, division)
     return Regained(
         step=plan.step,
         timeline=plan.timeline,
@@ -287,7 +320,7 @@ def find(
         committed=plan.committed,
         seconds=time.monotonic() - start_s,
         num_lacking=len(plan.lacking),
-        is_lacking=link.rank in plan.lacking,
+        moment=at_it,
         has_new=bool(plan.new),
     )
 
@@ -308,7 +341,9 @@ def _agree(
     return msgspec.json.decode(link.fetch("living/plan", TIMEOUT_S), type=RegainPlan)
 
 
-def _offer(moment: Moment | None, records: list[RankState], *, lives: bool) -> StateOffer:
+def _offer(
+    moments: Sequence[Moment], records: list[RankState], *, lives: bool, part: int
+) -> StateOffer:
     known = [
         OwnState(
             timeline=one.timeline,
@@ -321,28 +356,32 @@ def _offer(moment: Moment | None, records: list[RankState], *, lives: bool) -> S
         for one in records
         if one.is_certain
     ]
-    draws = max((one.draws for one in records), default=0)
-    is_grouped = dist.is_available() and dist.is_initialized()
-    if moment is None:
-        return StateOffer(lives=lives, is_grouped=is_grouped, known=known, draws=draws)
-    mine = OwnState(
-        timeline=moment.timeline,
-        rank=moment.rank,
-        world_size=moment.world_size,
-        step=moment.step,
-        rest=moment.rest.hex(),
-    )
-    return StateOffer(
-        step=moment.step,
-        timeline=moment.timeline,
-        world_size=moment.world_size,
-        digest=moment.digest(),
-        rest=moment.rest.hex(),
+    found: StateOffer | None = None
+    for one in reversed(moments):
+        mine = OwnState(
+            timeline=one.timeline,
+            rank=one.rank,
+            world_size=one.world_size,
+            step=one.step,
+            rest=one.rest.hex(),
+        )
+        known.append(mine)
+        found = StateOffer(
+            step=one.step,
+            timeline=one.timeline,
+            world_size=one.world_size,
+            digest=one.digest(),
+            rest=mine.rest,
+            stepped=one.stepped,
+            before=found,
+        )
+    return msgspec.structs.replace(
+        found or StateOffer(),
         lives=lives,
-        is_grouped=is_grouped,
-        known=[*known, mine],
-        stepped=moment.stepped,
-        draws=draws,
+        is_grouped=dist.is_available() and dist.is_initialized(),
+        known=known,
+        draws=max((one.draws for one in records), default=0),
+        part=part,
     )
 
 
@@ -381,30 +420,38 @@ def _publish_own(
             link.publish(_own_key(rank), blobs[rank])
 
 
-def _state(link: Link, plan: RegainPlan, moment: Moment | None, buffers: Buffers) -> dict[str, Any]:
+def _state(
+    link: Link, plan: RegainPlan, moment: Moment | None, buffers: Buffers, division: Division
+) -> dict[str, Any]:
     """The state: from here where it is here, sent otherwise; with rank 0's buffers."""
-    if plan.lacking and link.rank == plan.source:
+    source = plan.sources[division.part]
+    is_sent = bool(division.twins.intersection(plan.lacking) if division.twins else plan.lacking)
+    key = f"living/outline/{source}"
+    if is_sent and link.rank == source:
         assert moment is not None  # noqa: S101 - that is what the source is
         outline: Outline = [
-            (name, str(one.dtype).removeprefix("torch."), tuple(one.shape))
+            (name, str(one.dtype).removeprefix("torch."), tuple(local(one).shape), dims_of(one))
             for name, one in moment.tensors.items()
         ]
-        link.publish("living/outline", msgspec.msgpack.encode((moment.data, outline)))
+        link.publish(key, msgspec.msgpack.encode((moment.data, outline)))
     data, tensors = ({}, {}) if moment is None else (moment.data, moment.tensors)
-    if plan.lacking:
-        raw = link.fetch("living/outline", TIMEOUT_S)
+    if is_sent:
+        raw = link.fetch(key, TIMEOUT_S)
         sent, outline = msgspec.msgpack.decode(raw, type=tuple[dict[str, Any], Outline])
-        found = _broadcast(outline, plan.source, moment)
+        found = _broadcast(outline, source, moment, division.group)
         if moment is None:
-            data, tensors = sent, found
+            data = sent
+            tensors = {name: joined(found[name], dims, division) for name, *_, dims in outline}
     tensors = with_buffers(tensors, buffers)
     if moment is not None:
         moment.take(tensors)
     return {key: unflatten(value, tensors) for key, value in data.items()}
 
 
-def _broadcast(outline: Outline, source: int, moment: Moment | None) -> dict[str, torch.Tensor]:
-    """Take part in sending; what came, where this rank has nothing.
+def _broadcast(
+    outline: Outline, source: int, moment: Moment | None, group: Any
+) -> dict[str, torch.Tensor]:
+    """Take part in sending to ``group``; what came, where this rank has nothing.
 
     Raises:
         AttemptOver: it is, and what came may be anything.
@@ -413,18 +460,18 @@ def _broadcast(outline: Outline, source: int, moment: Moment | None) -> dict[str
     device = device_of_group()
     found: dict[str, torch.Tensor] = {}
     for piece in _pieces(outline):
-        sizes = [_num_bytes(dtype, shape) for _, dtype, shape in piece]
+        sizes = [_num_bytes(dtype, shape) for _, dtype, shape, _ in piece]
         if moment is not None and dist.get_rank() == source:
-            parts = [as_bytes(moment.tensors[name]) for name, _, _ in piece]
+            parts = [as_bytes(local(moment.tensors[name])) for name, *_ in piece]
             flat = torch.cat(parts).to(device)
         else:
             flat = torch.empty(sum(sizes), dtype=torch.uint8, device=device)
-        dist.broadcast(flat, source)
+        dist.broadcast(flat, source, group=group)
         if moment is not None:
             continue
         come = flat.cpu()
         over.raise_if_over()  # on a GPU a broadcast that was aborted ends without a word
-        for (name, dtype, shape), part in zip(piece, come.split(sizes), strict=True):
+        for (name, dtype, shape, _), part in zip(piece, come.split(sizes), strict=True):
             # In memory of its own, aligned as torch aligns.
             found[name] = part.clone().view(DTYPE_OF[dtype]).reshape(shape)
     return found

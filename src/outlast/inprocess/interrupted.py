@@ -65,6 +65,7 @@ from torch.optim.optimizer import (
 )
 
 from outlast.attempt.groups import num_sent
+from outlast.attempt.link import device_of_group
 from outlast.attempt.over import over
 from outlast.checkpoint import devices
 from outlast.checkpoint.attributes import parameters_of
@@ -86,6 +87,7 @@ APART: Final = (  # what comes goes into the first argument, what is given is th
 OF_OBJECTS: Final = (
     *("all_gather_object", "gather_object", "broadcast_object_list", "scatter_object_list"),
 )
+FUNCTIONAL: Final = "torch.distributed._functional_collectives"  # those of divided tensors
 UNDER_WAY: Final = (
     "connection closed by a loss elsewhere, and this process starts anew: a collective of the "
     "script's own was under way from one step to the next"
@@ -100,12 +102,13 @@ class StepCollectives:
 
     Attributes:
         num_sent: how many were sent in steps, but for those of backward passes.
+        has_voted: whether there was a vote in this step.
     """
 
     def __init__(self) -> None:
         self.num_sent = 0
         self._turn = 0  # number of the body that runs; none with the same number ran before
-        self._is_in_step = self._is_inside = self._has_sent = False
+        self._is_in_step = self._is_inside = self._has_sent = self.has_voted = False
         self._written: set[int] = set()  # addresses of what was given to be written in this step
         self._pending: weakref.WeakKeyDictionary[Any, _Pending] = weakref.WeakKeyDictionary()
 
@@ -117,6 +120,12 @@ class StepCollectives:
         """
         c10d: Any = dist.distributed_c10d
         undo = [replaced(dist.Work, "wait", self._waiting)]
+        if (functional := sys.modules.get(FUNCTIONAL)) is not None:
+            undo.append(replaced(functional, "wait_tensor", self._waiting_for_tensor))
+            for name, own in OF_DIVIDED.items():
+                if hasattr(functional, name):
+                    around = functools.partial(self._calling_for_divided, own=own)
+                    undo.append(replaced(functional, name, around))
         for name in (*IN_PLACE, *APART):
             if hasattr(dist.ProcessGroup, name):
                 fill = _fill if name in APART else _leave
@@ -130,7 +139,7 @@ class StepCollectives:
     def begin(self) -> None:
         """A step's body begins."""
         self._turn += 1
-        self._is_in_step, self._has_sent = True, False
+        self._is_in_step, self._has_sent, self.has_voted = True, False, False
         self._written.clear()
 
     def end(self) -> None:
@@ -144,6 +153,23 @@ class StepCollectives:
                 torch.cuda.current_stream(device).synchronize()
             over.is_void = over.is_void or (bool(used) and over.is_over)
         self._is_in_step = False
+
+    def vote(self) -> None:
+        """Come to the end of all sums of this step; returns once all workers have.
+
+        Raises:
+            RuntimeError, ConnectionError: whether they have is not known.
+        """
+        self.has_voted = self._is_inside = True
+        before = num_sent()
+        try:
+            here = torch.ones(1, dtype=torch.int32, device=device_of_group())
+            dist.all_reduce(here)
+        finally:
+            self.num_sent += num_sent() - before
+            self._is_inside = False
+        if int(here) != dist.get_world_size():  # on a GPU one that was aborted ends without a word
+            raise ConnectionError("connection closed in a vote")
 
     def have_written(self, tensors: Iterable[torch.Tensor]) -> bool:
         """Whether one of these may have been changed by a collective in this step.
@@ -209,6 +235,33 @@ class StepCollectives:
             return found
 
         return wait
+
+    def _calling_for_divided(self, call: Any, own: Callable[..., torch.Tensor]) -> Any:
+        """Those of divided tensors: torch's C++ sends them, and waits for them."""
+
+        @functools.wraps(call)
+        def collective(tensor: torch.Tensor, *args: Any, **options: Any) -> Any:
+            if self._concerns_us and over.is_held and over.is_over:
+                over.is_void = True
+                return own(*inspect.signature(call).bind(tensor, *args, **options).args)
+            return call(tensor, *args, **options)
+
+        return collective
+
+    def _waiting_for_tensor(self, call: Any) -> Any:
+        @functools.wraps(call)
+        def wait_tensor(tensor: Any) -> Any:
+            if not self._concerns_us:
+                return call(tensor)
+            self._has_sent = True
+            try:
+                return call(tensor)
+            except RuntimeError as error:
+                if not over.voids(error):
+                    raise
+                return tensor  # a part of the sum, or anything
+
+        return wait_tensor
 
     def _calling_for_objects(self, call: Any) -> Any:
         @functools.wraps(call)
@@ -313,6 +366,30 @@ def _fill_objects(name: str, bound: inspect.BoundArguments) -> None:
 
 def _instead(now: Any, _: Any) -> Any:
     return now
+
+
+def _reduced(tensor: torch.Tensor, *_: Any) -> torch.Tensor:
+    return tensor.clone()
+
+
+def _gathered(tensor: torch.Tensor, dim: int, group: Any, *_: Any) -> torch.Tensor:
+    return torch.cat([tensor] * _size_of(group), dim)
+
+
+def _scattered(tensor: torch.Tensor, _: str, dim: int, group: Any, *__: Any) -> torch.Tensor:
+    return tensor.tensor_split(_size_of(group), dim)[0].clone()
+
+
+def _size_of(group: Any) -> int:
+    """Of a group, or of (a device mesh, one of its dimensions)."""
+    return int(group[0].size(group[1]) if isinstance(group, tuple) else group.size())
+
+
+OF_DIVIDED: Final = {
+    "all_reduce": _reduced,
+    **dict.fromkeys(("all_gather_tensor", "all_gather_single"), _gathered),
+    **dict.fromkeys(("reduce_scatter_tensor", "reduce_scatter_single"), _scattered),
+}
 
 
 def _tensors(tree: Any) -> Iterable[torch.Tensor]:

@@ -31,6 +31,7 @@ after a step's end and outside of an optimizer.
 
 from __future__ import annotations
 
+import copy
 import logging
 import operator
 import time
@@ -54,6 +55,7 @@ from outlast.checkpoint.tensors import as_bytes, bytes_of, is_spread
 from outlast.checkpoint.tree import DTYPE_OF, encode_into, flatten, unflatten
 from outlast.data import random_state
 from outlast.errors import ConfigError
+from outlast.inprocess.divided import local
 from outlast.script.objects import BoundaryState, Objects
 
 BUFFERS: Final = "buffers"  # in what rank 0 knows alone
@@ -132,19 +134,19 @@ def of_all(state: BoundaryState) -> Rest:
     """The whole of ``state`` gone through.
 
     Raises:
-        ConfigError: this worker has a part of the state only.
+        ConfigError: something is divided that changes without an optimizer.
     """
     data = {key: value for key, value in state.data.items() if key != OWN}
     tensors = {name: one for name, one in state.tensors.items() if not name.startswith(_PREFIX)}
     for name, tensor in tensors.items():
-        if is_spread(tensor):
-            raise ConfigError(f"{name} is spread over the workers")
+        if is_spread(tensor) and name not in state.lazy:
+            raise ConfigError(f"{name} is divided over the workers, and no optimizer's")
     live = {name: one for name, one in tensors.items() if name in state.lazy}
     copies, sent, is_sent = _apart_from_sent(
         (name, one) for name, one in tensors.items() if name not in live
     )
     return Rest(
-        live=list(live.values()),
+        live=list(map(local, live.values())),
         digest=_digest([data, list(is_sent)], copies),
         sent=is_sent,
         _copies=copies,
@@ -221,6 +223,8 @@ class Looks:
         self._is_learnt = self._may = self._learn(state)
 
     def _learn(self, state: BoundaryState) -> bool:
+        if any(map(is_spread, state.tensors.values())):  # FSDP puts them in place when it is asked
+            return False
         for key, value in self._objects.stateful.items():
             if isinstance(value, torch.optim.Optimizer):
                 if not is_stock_class(type(value)):
@@ -308,7 +312,7 @@ def _apart_from_sent(
 
 
 def _apart(copies: Iterable[_Copies]) -> dict[str, torch.Tensor]:
-    return {name: copy for one in copies for name, copy in one.apart().items()}
+    return {name: part for one in copies for name, part in one.apart().items()}
 
 
 def _plain(copies: Iterable[_Copies]) -> Buffers:
@@ -365,6 +369,7 @@ class Moment:
         live: what they change, as it lies there.
         stepped: whether its step has changed weights: all ranks' gradients were there then.
         is_spoiled: whether an optimizer has begun to change it.
+        is_aside: whether all of it is a copy.
 
     Args:
         timeline, link: of the attempt.
@@ -392,7 +397,7 @@ class Moment:
         self.rest = rest.digest
         self._state = rest
         self._whole: Whole | None = None
-        self.is_spoiled = False
+        self.is_spoiled = self.is_aside = False
         self.live = rest.live
         self._marks = _marks_of(self.live)
 
@@ -407,6 +412,21 @@ class Moment:
         """
         if self.is_whole:
             self._whole = self._state.whole(now)
+
+    def aside(self, now: Callable[[], BoundaryState]) -> Moment | None:
+        """A copy of all of it, while it is whole: nothing that is done from here on changes it.
+
+        Raises:
+            ConfigError: as ``settle``.
+        """
+        self.settle(now)
+        if self._whole is None:
+            return None
+        made = copy.copy(self)
+        made.is_aside, made.live, made._marks = True, [], []
+        tensors = {name: one.detach().clone() for name, one in self.tensors.items()}
+        made._whole = Whole(data=self.data, tensors=tensors)
+        return made
 
     def take(self, tensors: dict[str, torch.Tensor]) -> None:
         """Have these, some of which are as rank 0 has them; of one that has settled."""
@@ -448,7 +468,7 @@ class Moment:
             if name in self._state.sent:
                 continue
             found.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
-            raw = as_bytes(tensor)
+            raw = as_bytes(local(tensor))
             found.update(array_of(raw).data)
         return str(found.hexdigest())
 
@@ -461,14 +481,19 @@ def _marks_of(tensors: list[torch.Tensor]) -> list[int]:
 _kept: list[Moment] = []  # of the attempt that is over, until the next one has its own
 
 
-def deposit(moment: Moment) -> None:
-    """Leave the newest moment for the next attempt."""
-    _kept[:] = [moment]
+def deposit(*moments: Moment) -> None:
+    """Leave the newest moment for the next attempt, and one before it that is a copy."""
+    _kept[:] = moments
 
 
 def kept() -> Moment | None:
-    """What was left, if it is still what it was."""
-    return next((one for one in _kept if one.is_settled and one.is_whole), None)
+    """The newest that was left, if it is still what it was."""
+    return next(iter(all_kept()), None)
+
+
+def all_kept() -> list[Moment]:
+    """Those that are still what they were, the newest first."""
+    return [one for one in _kept if one.is_settled and one.is_whole]
 
 
 def kept_own() -> bytes:
@@ -639,6 +664,7 @@ class Keeping:
         self._rest: Rest | None = None  # of the moment that is kept
         self._mirror = Own(timeline, link.rank, link.world_size, basis)
         self.moment: Moment | None = None
+        self._aside: Moment | None = None  # what is gone back to if a step does not count
         self._step = 0  # completed; there may be some since that moment
         self._is_off = False  # this session's state is not one that can be kept
         self._hook: Any = None
@@ -720,7 +746,7 @@ class Keeping:
         return self.moment is not None and self.moment.step == step
 
     def before_optimizer(self) -> None:
-        """The gradients are there, and the weights are about to change.
+        """The gradients are there, and the weights are about to change: ``spoil`` follows.
 
         On a GPU, where the attempt is over, what is there may be what breaking a sum has left
         behind: the step is void.
@@ -731,7 +757,13 @@ class Keeping:
             over.is_void = True
             return
         self._pending(late=True)
-        self.spoil()
+
+    def set_aside(self) -> None:
+        """The weights are about to change, and nobody knows yet whether that counts."""
+        try:
+            self._aside = None if self.moment is None else self.moment.aside(self._newest)
+        except ConfigError as error:
+            self._stop(error)
 
     def spoil(self) -> None:
         """The weights may change from here on, and nothing may tell of it."""
@@ -743,14 +775,15 @@ class Keeping:
         over.unwatch(self._let_go)
         if self._hook is not None:
             self._hook.remove()
-        moment, self.moment = self.moment, None
-        if over.is_over and moment is not None:
+        moment, aside, self.moment = self.moment, self._aside, None
+        if over.is_over and (moment or aside):
             try:
-                moment.settle(self._newest)
+                if moment is not None:
+                    moment.settle(self._newest)
             except Exception as error:  # noqa: BLE001 - as above
                 self._stop(error)
             else:
-                deposit(moment)
+                deposit(*filter(None, (moment, aside)))
         self._mirror.close()
 
     def step_begins(self) -> None:

@@ -59,11 +59,12 @@ class Survivor:
 
     Attributes:
         joins: whether others were in the attempt before.
+        where: in which case no step is lost, if not in every one.
     """
 
     def __init__(self, line: AgentLine, why_not: str, *, joins: bool = False) -> None:
         self.why_not = why_not
-        self.joins = joins
+        self.joins, self.where = joins, ""
         self._line = line
         self._lock = threading.Lock()
         self._has_answered = threading.Event()
@@ -77,7 +78,9 @@ class Survivor:
         """What a lost worker costs here, for a person."""
         if self.why_not:
             return f"a lost worker: all start again, from a checkpoint: {self.why_not}"
-        return "a lost worker: the others go on in their processes, and no step is lost ✔"
+        return (
+            f"a lost worker: the others go on in their processes, and no step is lost{self.where} ✔"
+        )
 
     # --- the training thread --------------------------------------------------------------------
 

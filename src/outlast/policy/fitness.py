@@ -246,7 +246,7 @@ def judge_recovery(*, is_wanted: bool, workers: int, lacking: str) -> CheckResul
         todo = "install a torch that docs/recovery.md names, or leave workers.in_process off"
         return CheckResult(name, "warning", seen, todo)
     seen = "a lost worker: the others go on in their processes, and no step is lost, where the "
-    seen += "script has a session and DDP or outlast.SameBits"
+    seen += "script has a session and DDP, outlast.SameBits or HSDP (on CPUs)"
     return CheckResult(name, "ok", seen)
 
 

@@ -1,7 +1,8 @@
 """Which state of the survivors a new attempt goes on from, if any: the furthest that is complete.
 
-Complete means: a survivor has all that optimizers change as of a step's end; survivors that are
-there too have the same, bit for bit; and somebody knows what each rank alone knew at that step: its
+Complete means: a survivor has all that optimizers change as of a step's end (of a state that is
+divided over the workers: for each part, a survivor has that part); survivors that are there too
+have the same, bit for bit; and somebody knows what each rank alone knew at that step: its
 random numbers, its place in the data and its record of samples. Otherwise the attempt goes on from
 a checkpoint, as one whose workers were all started anew.
 
@@ -21,7 +22,7 @@ run; and nobody could prove any more that each sample was trained on once.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 import msgspec
 
@@ -60,6 +61,8 @@ class StateOffer(msgspec.Struct, frozen=True, kw_only=True):
         stepped: whether that step has changed weights.
         draws: the stage from which on it was never seen to draw random numbers in a step, in the
             newest one neither.
+        part: of the state, where that is divided over the workers: the lowest rank that has it.
+        before: what it has of the step before, where it has that too.
     """
 
     step: int | None = None
@@ -72,6 +75,8 @@ class StateOffer(msgspec.Struct, frozen=True, kw_only=True):
     known: list[OwnState] = []
     stepped: bool = True
     draws: int = 0
+    part: int = 0
+    before: StateOffer | None = None
 
 
 class RegainPlan(msgspec.Struct, frozen=True, kw_only=True):
@@ -81,7 +86,7 @@ class RegainPlan(msgspec.Struct, frozen=True, kw_only=True):
         step: completed steps to go on from; None: from a checkpoint.
         why_not: why the survivors' state is not used; "" where there was none.
         timeline, world_size: of the state.
-        source: the rank that sends it.
+        sources: part of the state → the rank that sends it.
         lacking: ranks that need it sent.
         new: ranks of processes that were started for this attempt.
         own: rank before → the rank that knows its own state now.
@@ -92,7 +97,7 @@ class RegainPlan(msgspec.Struct, frozen=True, kw_only=True):
     why_not: str = ""
     timeline: int = 0
     world_size: int = 0
-    source: int = 0
+    sources: dict[int, int] = {}
     lacking: list[int] = []
     new: list[int] = []
     own: dict[int, int] = {}
@@ -109,21 +114,42 @@ def decide(
         promised: steps that the ledger says were committed.
         rollbacks: what they have undone is not gone on from, whoever survives with it.
     """
-    found = {
-        rank: offer
+    held = [
+        (rank, one)
         for rank, offer in enumerate(offers)
-        if offer.step and not is_undone(rollbacks, offer.timeline, offer.step)
-    }
-    if not found:
+        for one in (offer, offer.before)
+        if one and one.step and not is_undone(rollbacks, one.timeline, one.step)
+    ]
+    if not held:
         lives = any(offer.lives for offer in offers)
         return RegainPlan(why_not="none of them has a state of a step's end" if lives else "")
-    timeline, step = max((one.timeline, one.step or 0) for one in found.values())
-    there = [rank for rank, one in found.items() if (one.timeline, one.step) == (timeline, step)]
-    source = offers[there[0]]
+    parts = {offer.part for offer in offers}
+    ends = _whole_ends(offers, held, parts)
+    if not ends:
+        return RegainPlan(
+            why_not=_of_parts(offers, parts - {offers[rank].part for rank, _ in held})
+        )
+    # Of a divided state one that is older may do: it is there where nobody knows of the newest one
+    # whether it counts.
+    plans = [_plan(offers, promised, *end) for end in (ends if len(parts) > 1 else ends[:1])]
+    return next((plan for plan in plans if plan.step is not None), plans[0])
+
+
+def _plan(
+    offers: Sequence[StateOffer],
+    promised: Collection[int],
+    timeline: int,
+    step: int,
+    there: Mapping[int, StateOffer],
+) -> RegainPlan:
+    source = next(iter(there.values()))
     committed = max(promised, default=0)
     if committed > step:
         return RegainPlan(why_not=f"they have step {step}, and step {committed} is committed")
-    if len({offers[rank].digest for rank in there}) > 1:
+    sources: dict[int, int] = {}
+    for rank in there:
+        sources.setdefault(offers[rank].part, rank)
+    if any(one.digest != there[sources[offers[rank].part]].digest for rank, one in there.items()):
         return RegainPlan(
             why_not=f"they differ at step {step}: not all of it is the same on all ranks"
         )
@@ -138,10 +164,10 @@ def decide(
         for one in offer.known
         if (one.timeline, one.step) == (timeline, step)
     ]
-    stepped = any(offers[rank].stepped for rank in there)
+    stepped = any(one.stepped for one in there.values())
     own: dict[int, int] = {}
     reasons, world_size = [], 0
-    for world_size in dict.fromkeys([*(offers[rank].world_size for rank in there), *known]):
+    for world_size in dict.fromkeys([*(one.world_size for one in there.values()), *known]):
         own, why_not = _owners(offers, timeline, step, source, world_size, stepped=stepped)
         reasons.append(why_not)
         if not why_not:
@@ -152,12 +178,31 @@ def decide(
         step=step,
         timeline=timeline,
         world_size=world_size,
-        source=there[0],
+        sources=sources,
         lacking=lacking,
         new=[rank for rank, one in enumerate(offers) if not one.lives],
         own=own,
         committed=committed,
     )
+
+
+def _whole_ends(
+    offers: Sequence[StateOffer], held: Sequence[tuple[int, StateOffer]], parts: Collection[int]
+) -> list[tuple[int, int, dict[int, StateOffer]]]:
+    """Steps of which all parts are there, the newest first: timeline, step, and who has them."""
+    found = []
+    for timeline, step in sorted({(one.timeline, one.step or 0) for _, one in held}, reverse=True):
+        there = {rank: one for rank, one in held if (one.timeline, one.step) == (timeline, step)}
+        if {offers[rank].part for rank in there} == parts:
+            found.append((timeline, step, there))
+    return found
+
+
+def _of_parts(offers: Sequence[StateOffer], lost: Collection[int]) -> str:
+    if not lost:
+        return "their parts of it are of different steps"
+    of = (str(rank) for rank, offer in enumerate(offers) if offer.part in lost)
+    return f"the state is divided, and nobody has the part of ranks {' and '.join(of)} any more"
 
 
 def _owners(

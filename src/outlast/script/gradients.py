@@ -67,6 +67,7 @@ class ScriptGradients:
         self._looks: list[Any] = []  # of some of them, as the batch was handed out
         self._handed: list[Any] | None = None  # how they stood, where the boundary was not clean
         self._unsummed: list[Any] = []  # some parameters of FSDP2
+        self._groups: list[Any] = []  # all of its groups of parameters
         self._has_stepped = self._has_replayed = self._is_blind = self._is_named = False
         self._others: list[torch.Tensor] | None = None  # that no optimizer has stepped with yet
         self._saved: Mapping[str, Any] | None = None
@@ -80,6 +81,7 @@ class ScriptGradients:
         models = [one for one in self._objects().values() if isinstance(one, torch.nn.Module)]
         self._by_hand = _SeenStep(lambda: (p for model in models for p in model.parameters()))
         self._unsummed = _some([held for _, held, _ in self._fsdp2()])
+        self._groups = [group for model in models for group, _ in _fsdp_groups(model)]
         named = self._objects().values()
         self._is_named = any(isinstance(value, torch.optim.Optimizer) for value in named)
 
@@ -148,10 +150,15 @@ class ScriptGradients:
         if self.have_changed_weights:
             return True
         if self._handed is None:
-            unsummed = any(_unsummed(one) is not None for one in self._unsummed)
-            return unsummed or any(not one.has_used() for one in self._seen.values())
+            return self._are_unsummed or any(not one.has_used() for one in self._seen.values())
         now = self._stand()
         return len(now) != len(self._handed) or not all(map(_is_same, now, self._handed))
+
+    @property
+    def _are_unsummed(self) -> bool:
+        if any(_unsummed(one) is not None for one in self._unsummed):
+            return True
+        return any(group._partial_reduce_output is not None for group in self._groups)
 
     @property
     def have_changed_weights(self) -> bool:
@@ -175,6 +182,10 @@ class ScriptGradients:
         with torch.no_grad():
             for _, parameter in self._parameters():
                 parameter.grad = None
+            for _, held, _ in self._fsdp2():
+                _drop_unsummed(held)
+            for group in self._groups:
+                group._partial_reduce_output = None
 
     # --- at a boundary --------------------------------------------------------------------------
 
@@ -189,7 +200,7 @@ class ScriptGradients:
 
         Any gradient is of a parameter that no optimizer of torch's kind has stepped with yet.
         """
-        if any(not one.has_used() for one in self._seen.values()):
+        if self._are_unsummed or any(not one.has_used() for one in self._seen.values()):
             return True
         if self._others is not None and all(p.grad is None for p in self._others):
             return False
@@ -441,12 +452,25 @@ def _put_unsummed(held: Any, module: Any, gradient: torch.Tensor) -> None:
     held._unsharded_param.grad = gradient
 
 
+def _drop_unsummed(held: Any) -> None:
+    if not isinstance(getattr(type(held), "unsharded_accumulated_grad", None), property):
+        held.unsharded_accumulated_grad = None
+    if hasattr(held, "_unsharded_param"):
+        held._unsharded_param.grad = None
+
+
 def _fsdp_parameters(model: torch.nn.Module) -> Iterator[tuple[Any, Any]]:
+    for group, module in _fsdp_groups(model):
+        yield from ((held, module) for held in group.fsdp_params)
+
+
+def _fsdp_groups(model: torch.nn.Module) -> Iterator[tuple[Any, Any]]:
+    if _FSDP2 not in sys.modules:
+        return
     for module in model.modules():
         find = getattr(module, "_get_fsdp_state", None)
         state = find() if find is not None else None
         groups = getattr(state, "_fsdp_param_groups", None)
         if groups is None:  # torch 2.11 has one at most
             groups = filter(None, [getattr(state, "_fsdp_param_group", None)])
-        for group in groups:
-            yield from ((held, module) for held in group.fsdp_params)
+        yield from ((group, module) for group in groups)

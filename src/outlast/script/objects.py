@@ -629,7 +629,7 @@ class Hook:
 
 
 def hook(
-    before: Callable[[], None],
+    before: Callable[[torch.optim.Optimizer], None],
     graphed: Callable[[], None],
     replayed: Callable[[], None] = lambda: None,
 ) -> Hook:
@@ -642,11 +642,11 @@ def hook(
         replayed: called ahead of each replay of a CUDA graph, whatever is in it.
     """
 
-    def called(*_: Any) -> None:
+    def called(optimizer: torch.optim.Optimizer, *_: Any) -> None:
         if torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing():
             graphed()
         else:
-            before()
+            before(optimizer)
 
     # torch.compile must call it each time, not look into it once. Where nobody has an optimizer
     # yet, asking for that would cost a second.

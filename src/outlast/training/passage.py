@@ -47,14 +47,16 @@ from outlast.attempt.beat import entrust
 from outlast.attempt.groups import groups, num_sent
 from outlast.attempt.link import Link
 from outlast.attempt.over import AttemptOver, over
+from outlast.checkpoint.attributes import parameters_of
 from outlast.checkpoint.plan import OWN
-from outlast.checkpoint.tensors import as_bytes
+from outlast.checkpoint.tensors import as_bytes, is_spread
 from outlast.checkpoint.tree import unflatten
 from outlast.data import random_state
 from outlast.data.feed import record_of
 from outlast.data.trail import Noting, Others, known_to
 from outlast.errors import NotInProcess
 from outlast.inprocess import handover, interrupted, living
+from outlast.inprocess.divided import WITH_TWINS, division_of
 from outlast.inprocess.interrupted import Doubts, StepCollectives
 from outlast.inprocess.living import Keeping, Moment
 from outlast.inprocess.survivor import Survivor
@@ -144,6 +146,7 @@ UNSUMMED: Final = (
     "summed in the first step after it"
 )
 TIED: Final = "its loader keeps its place for a number of workers"
+DIVIDED: Final = "its state is divided over so many workers"
 UNKEPT: Final = (
     "a worker's state at that boundary is not one that can be gone on from in its process"
 )
@@ -217,7 +220,7 @@ class Passage:
         self._sent = 0
         self._placed = 0, 1  # rank and number of workers that its place in the data is for
         self._always_sends = self._is_first = True
-        self._has_gone_on = self._accumulates = False
+        self._has_gone_on = self._accumulates = self._votes = False
         self._looked_at: set[str] = set()  # lines of loops
         self._noting = Noting(position.record)
         self._doubts = Doubts(objects.optimizers, self._collectives)
@@ -228,6 +231,9 @@ class Passage:
         self.way = WayToLoop(joins=self._survivor.joins)
         if self._noting.others is None:  # the job begins
             self.met(on.link, lambda _: {"data": {}}, on.link.world_size)
+        division = division_of(self._objects)
+        self._survivor.cannot(division.why_not)
+        self._survivor.where = WITH_TWINS if division.twins else ""
         if any(isinstance(one, torch.optim.LBFGS) for one in self._objects.optimizers()):
             self._survivor.cannot(SEARCHES)
         if on.link.rank == 0 and not self._survivor.joins:
@@ -238,6 +244,11 @@ class Passage:
             )
             self._keeping = self._keeping_for(on)
             losses.noting.append(self._noting)
+
+    @property
+    def is_able(self) -> bool:
+        """Whether this process could go on where another worker is lost."""
+        return not self._survivor.why_not
 
     def join_again(self, error: BaseException, *, is_open: bool) -> bool:
         """Where the attempt that this process was to join is over already: join the next one.
@@ -286,6 +297,7 @@ class Passage:
 
     def _keeping_for(self, on: Footing) -> Keeping:
         self._stalled, home = on.books.samples.stalled, self._home
+        self._votes = on.sources.votes
         return Keeping(
             *(on.link, on.books.timeline, on.books.basis),
             self._objects,
@@ -360,10 +372,32 @@ class Passage:
             self._cannot(counter.twice)
             self._survivor.release()
 
-    def before_optimizer(self) -> None:
-        """The gradients are there, and the weights are about to change."""
-        if self._keeping is not None:
-            self._keeping.before_optimizer()
+    def before_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
+        """The gradients are there, and ``optimizer`` is about to change the weights.
+
+        Raises:
+            RuntimeError: another rank is gone.
+        """
+        if self._keeping is None:
+            return
+        self._keeping.before_optimizer()
+        if over.is_void:
+            return
+        if (
+            self._votes
+            and not self._collectives.has_voted
+            and any(map(is_spread, parameters_of(optimizer)))
+        ):
+            self._vote(self._keeping)
+        self._keeping.spoil()
+
+    def _vote(self, keeping: Keeping) -> None:
+        try:
+            self._collectives.vote()
+        except (RuntimeError, ConnectionError) as error:
+            if not over.explains(error):
+                raise
+            keeping.set_aside()
 
     def spoil(self) -> None:
         """The weights may change from here on, and nothing may tell of it."""
@@ -472,10 +506,16 @@ class Passage:
         """
         if not handover.leavers_of(asks, world_size):
             return False
-        why_not = self._survivor.why_not or (TIED if self._position.is_tied else "")
+        why_not = self._survivor.why_not or self._why_tied()
         if why_not:
             say(f"{handover.ALL_END}: {why_not}")
         return not why_not and over.is_held
+
+    def _why_tied(self) -> str:
+        """Why all who go on would have to be as many as before; "" where they need not."""
+        if division_of(self._objects).twins:
+            return DIVIDED
+        return TIED if self._position.is_tied else ""
 
     def word(self, step: int) -> handover.PartingWord:
         """What this rank says where all are to leave the attempt together, behind ``step``."""
@@ -483,8 +523,10 @@ class Passage:
         if over.is_held and self._keeping is not None:
             self._keep_newest(step)
             moment = self._keeping.moment
-        if moment is None:
-            return handover.PartingWord(why_not=self._survivor.why_not or UNKEPT)
+        is_divided = bool(division_of(self._objects).twins)
+        if moment is None or is_divided:
+            why_not = self._survivor.why_not or (DIVIDED if is_divided else UNKEPT)
+            return handover.PartingWord(why_not=why_not)
         return handover.PartingWord(
             timeline=moment.timeline, step=moment.step, rest=moment.rest, own=moment.own
         )
@@ -520,11 +562,14 @@ class Passage:
             OSError, RuntimeError: another rank is gone.
         """
         self._is_first = self._has_gone_on = True
-        moment, link = living.kept(), on.link
-        regained = on.sources.regain(lives=True, others=self._noting.others)
+        link = on.link
+        regained = on.sources.regain(
+            self._objects, is_able=self.is_able, lives=True, others=self._noting.others
+        )
         if regained is None:
             return self._resume(on)
-        if regained.is_lacking or moment is None:
+        moment = regained.moment
+        if moment is None or moment.is_aside:
             self._objects.put(regained.state)
         else:
             self._put_back(moment, self._home.newest())

@@ -45,13 +45,15 @@ from outlast.checkpoint.reader import (
 from outlast.checkpoint.transfer import Repaired, in_words, read_manifest
 from outlast.data.trail import Others
 from outlast.errors import CheckpointInvalid, ResumeRefused, StateMismatch, StorageError
+from outlast.inprocess import handover
+from outlast.inprocess.divided import division_of
 from outlast.inprocess.handover import Regained
-from outlast.inprocess.handover import find as find_survivors
 from outlast.keeper.client import Remote
 from outlast.keeper.memory import MemoryTier
 from outlast.ledger.job import FILE_NAME
 from outlast.ledger.narrator import say
 from outlast.script.initial import Origin
+from outlast.script.objects import Objects
 from outlast.script.restore import READ_TIMEOUT_S, Restore
 from outlast.storage import Directory, Storage
 from outlast.tiers import PEER
@@ -514,22 +516,32 @@ class Sources:
 
     Attributes:
         others_live: whether processes of the attempt before are here whose state is not used.
+        votes: whether all workers vote before an optimizer's step (see ``inprocess.divided``).
     """
 
     def __init__(
         self, books: AttemptBooks, engine: Engine, turns: Turns, judging: LossMonitor
     ) -> None:
-        self.others_live = False
+        self.others_live = self.votes = False
         self._books = books
         self._link = books.link
         self._engine, self._turns = engine, turns
         self._judging = judging
         self._memory: MemoryTier | None = None  # that was looked at to resume
 
-    def regain(self, *, lives: bool = False, others: Others | None = None) -> Regained | None:
+    def regain(
+        self,
+        objects: Objects,
+        *,
+        is_able: bool,
+        lives: bool = False,
+        others: Others | None = None,
+    ) -> Regained | None:
         """What survivors of the attempt before hold, if that can be gone on from; first of all.
 
         Args:
+            objects: the session's.
+            is_able: whether this process could go on where another worker is lost.
             lives: whether this process is one of them.
             others: what it knows of other workers' records of samples.
         """
@@ -537,10 +549,14 @@ class Sources:
             return None
         key = f"session/{self._link.rank}"
         self._link.publish(key, str(os.getpid()).encode())  # the agent sees: it drains itself
-        found = find_survivors(
+        if not handover.is_wanted(self._link, LINE_VARIABLE in os.environ):
+            return None
+        division = division_of(objects)
+        self.votes = bool(division.twins) and handover.all_are_able(self._link, is_able)
+        found = handover.find(
             self._link,
             {save.step for save in self._books.promised},
-            takes_part=LINE_VARIABLE in os.environ,
+            division=division,
             lives=lives,
             others=others,
             rollbacks=self._judging.rollbacks,

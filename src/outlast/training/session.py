@@ -26,6 +26,7 @@ from types import TracebackType
 from typing import Any, Final, Never, Self, TypeVar
 
 import msgspec
+from torch.optim import Optimizer
 
 from outlast import config
 from outlast.attempt.link import Action, Agreement
@@ -187,7 +188,8 @@ class Session:
 
     def _resume(self) -> None:
         self._objects.bits.tell_at_start(self._on.link.rank, self._on.link.world_size)
-        regained = self._on.sources.regain()
+        is_able = self._passage is not None and self._passage.is_able
+        regained = self._on.sources.regain(self._objects, is_able=is_able)
         if regained is not None:
             remarks = self._objects.put(regained.state)
             own_of, saved_by = regained.own_of, regained.world_size
@@ -683,7 +685,7 @@ class Session:
         with excepthook.one_line_errors():
             self._saving.prepare(self.step, may_fail=self.resumed)
 
-    def _before_optimizer(self) -> None:
+    def _before_optimizer(self, optimizer: Optimizer) -> None:
         if self._in_loop and not self._at_boundary:
             self._saving.optimizers.stepped(self.step + 1)
         if over.is_void:  # it changes nothing
@@ -696,7 +698,7 @@ class Session:
         self._on.books.samples.stalled(stalled_s)
         self._on.meter.updating(stalled_s)
         if self._passage is not None and self._in_loop:
-            self._passage.before_optimizer()
+            self._passage.before_optimizer(optimizer)
 
     def _before_replay(self) -> None:
         """A CUDA graph is replayed; an optimizer's step may be in it."""

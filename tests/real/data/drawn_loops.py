@@ -393,7 +393,7 @@ class Sources(Nothing):
     def __init__(self, run):
         self.run = run
 
-    def regain(self):
+    def regain(self, *_, **__):
         return self.run.regained
 
     def resume(self, check):

@@ -6,6 +6,7 @@ from functools import partial
 import pytest
 import torch
 import torch.distributed as dist
+import torch.distributed._functional_collectives as functional
 
 from outlast.attempt.over import over
 from outlast.errors import NotInProcess
@@ -38,6 +39,15 @@ def _own(monkeypatch):
     monkeypatch.setattr("outlast.attempt.over.ECHO_S", 0.01)
     own = StepCollectives()
     own.break_waits = lambda: is_broken.append(True)
+    wait_tensor = functional.wait_tensor
+
+    def waits_for(tensor):
+        wait_tensor(tensor)
+        if is_broken:
+            raise RuntimeError(LOST)
+        return tensor
+
+    monkeypatch.setattr(functional, "wait_tensor", waits_for)
     undo = own.stand(_replaced)
     over.is_held = True
     losses.voiding.append(over.voids)
@@ -237,3 +247,33 @@ def test_without_it_torch_is_torchs_own():
 
 
 PLACES = (dist, dist.distributed_c10d)
+
+
+# --- of divided tensors ---------------------------------------------------------------------------
+
+
+def test_those_of_divided_tensors_end_too(own):
+    functional.all_reduce(torch.ones(2), "sum", dist.group.WORLD).add(1)
+    assert not over.is_void
+    pending = functional.all_reduce(torch.ones(2), "sum", dist.group.WORLD)
+    over.happen()
+    own.break_waits()
+    assert torch.isfinite(pending + 1).all()
+    assert over.is_void
+    x = torch.arange(4.0)
+    assert functional.all_reduce(x, "sum", dist.group.WORLD).tolist() == x.tolist()
+    for name, dim in (("all_gather_tensor", (0,)), ("reduce_scatter_tensor", ("sum", 0))):
+        found = getattr(functional, name)(x, *dim, dist.group.WORLD)
+        assert found.tolist() == x.tolist()
+
+
+def test_a_vote_that_is_lost_does_not_make_the_step_void(own):
+    own.vote()
+    assert own.has_voted
+    before = own.num_sent
+    assert before == 1
+    lose(own)
+    own.begin()
+    with pytest.raises(RuntimeError):
+        own.vote()
+    assert not over.is_void

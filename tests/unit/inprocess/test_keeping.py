@@ -102,6 +102,7 @@ def test_the_moment_stays_while_gradients_are_accumulated(loop):
 def test_what_was_accumulated_for_one_of_two_optimizers_leaves_no_moment(loop):
     loop.end(3)
     loop.keeping.before_optimizer()
+    loop.keeping.spoil()
     loop.keeping.stay(4)
     assert not loop.keeping.has(3)
     over.happen()

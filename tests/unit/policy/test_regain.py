@@ -38,14 +38,14 @@ def test_the_end_of_no_step_is_nothing_to_go_on_from():
 
 def test_survivors_and_what_the_lost_one_left_behind_are_complete():
     plan = decide([survivor(0, 7), fresh(known(1, 7)), survivor(2, 7)], [3])
-    assert (plan.step, plan.source, plan.lacking, plan.committed) == (7, 0, [1], 3)
+    assert (plan.step, plan.sources, plan.lacking, plan.committed) == (7, {0: 0}, [1], 3)
     assert plan.own == {0: 0, 1: 1, 2: 2}
 
 
 def test_the_furthest_wins_and_others_take_it_from_there():
     behind = survivor(0, 6, known(0, 7, rest=""))
     plan = decide([behind, survivor(1, 7), fresh(known(2, 7, rest=""))], [])
-    assert (plan.step, plan.source, plan.lacking) == (7, 1, [0, 2])
+    assert (plan.step, plan.sources, plan.lacking) == (7, {0: 1}, [0, 2])
 
 
 def test_a_lost_stream_of_random_numbers_is_not_made_up():
@@ -96,7 +96,7 @@ def test_state_of_another_line_of_steps_is_older_however_far_it_is():
     old, new = survivor(0, 9, timeline=1), survivor(1, 7, timeline=4)
     left = fresh(known(2, 7, timeline=4), known(0, 7, timeline=4))
     plan = decide([old, new, left], [5])
-    assert (plan.step, plan.timeline, plan.source, plan.lacking) == (7, 4, 1, [0, 2])
+    assert (plan.step, plan.timeline, plan.sources, plan.lacking) == (7, 4, {0: 1}, [0, 2])
 
 
 def test_without_a_process_group_nothing_can_be_sent():
@@ -159,3 +159,62 @@ def test_the_number_of_workers_that_the_state_is_of_comes_first():
     assert (plan.world_size, plan.own) == (3, {0: 0, 1: 1, 2: 2})
     plan = decide([survivor(0, 7), survivor(1, 7, *before[:3]), fresh()], [])
     assert plan.why_not == "the random numbers of rank 2 at step 7 went with its process"
+
+
+# --- a state that is divided: ranks 0 and 2 have one part, 1 and 3 the other ----------------------
+
+
+def parts(*offers):
+    """The offers of four ranks of two replica groups."""
+    return [msgspec.structs.replace(offer, part=rank % 2) for rank, offer in enumerate(offers)]
+
+
+def twin(rank, step, *others, **options):
+    """One that has ended ``step``, of four; the twins of a part have the same."""
+    return survivor(rank, step, *others, digest=f"part {rank % 2}", world=4, **options)
+
+
+def undecided(rank, step):
+    """One that has ended ``step``, and the state of before too."""
+    found = twin(rank, step, known(rank, step - 1, world=4))
+    return msgspec.structs.replace(found, before=twin(rank, step - 1))
+
+
+def lost(rank, *steps):
+    return fresh(*(known(rank, step, world=4) for step in steps))
+
+
+def test_each_part_comes_from_a_twin():
+    plan = decide(parts(lost(0, 7), lost(1, 7), twin(2, 7), twin(3, 7)), [])
+    assert (plan.step, plan.sources, plan.lacking) == (7, {0: 2, 1: 3}, [0, 1])
+
+
+def test_a_part_that_nobody_has_is_lost():
+    plan = decide(parts(lost(0, 7), twin(1, 7), lost(2, 7), twin(3, 7)), [])
+    assert plan.step is None
+    assert "nobody has the part of ranks 0 and 2 any more" in plan.why_not
+
+
+def test_twins_are_compared_and_no_others():
+    plan = decide(parts(twin(0, 7), twin(1, 7), twin(3, 7), twin(3, 7)), [])
+    assert "they differ at step 7" in plan.why_not
+
+
+def test_a_step_that_a_part_has_not_completed_is_gone_back_from():
+    void = twin(1, 6), twin(3, 6)
+    offers = parts(undecided(0, 7), void[0], lost(2, 6, 7), void[1])
+    plan = decide(offers, [])
+    assert (plan.step, plan.sources, plan.lacking) == (6, {0: 0, 1: 1}, [2])
+    certain = msgspec.structs.replace(offers[0], before=None)
+    plan = decide([certain, *offers[1:]], [])
+    assert plan.why_not == "their parts of it are of different steps"
+
+
+def test_a_step_that_all_parts_have_completed_counts():
+    plan = decide(parts(undecided(0, 7), undecided(1, 7), lost(2, 6, 7), undecided(3, 7)), [])
+    assert (plan.step, plan.lacking) == (7, [2])
+
+
+def test_what_a_lost_rank_would_have_drawn_is_known_of_the_step_before():
+    plan = decide(parts(undecided(0, 7), undecided(1, 7), lost(2, 6), undecided(3, 7)), [])
+    assert (plan.step, plan.lacking) == (6, [2])
