@@ -29,6 +29,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 PYTHONS = ("3.11", "3.12", "3.13")
 TORCHES = ("2.11.0", "2.15.0")  # the oldest and the newest that are supported
+_LEFT_OVER = shutil.ignore_patterns("*.egg-info", "__pycache__")
 SHOWN = 15  # lines of what failed
 
 
@@ -70,10 +71,16 @@ def build(place: Path) -> Path:
     """The sdist, and the wheel from that: what an sdist lacks, the wheel lacks too.
 
     Without an environment of its own, which would want a registry: what builds it is here, in the
-    version that all of make uses.
+    version that all of make uses. Of a copy: setuptools would pack what an earlier build has listed
+    beside the source, also where it is asked for no longer.
     """
     shutil.rmtree(place, ignore_errors=True)
-    run(sys.executable, "-m", "build", "--no-isolation", "--outdir", place, ROOT)
+    with tempfile.TemporaryDirectory(prefix="outlast-wheel-") as text:
+        copy = Path(text)
+        shutil.copytree(ROOT / "src", copy / "src", ignore=_LEFT_OVER)
+        for name in ("pyproject.toml", "README.md", "LICENSE"):
+            shutil.copy(ROOT / name, copy)
+        run(sys.executable, "-m", "build", "--no-isolation", "--outdir", place, copy)
     (wheel,) = place.glob("*.whl")
     names = set(zipfile.ZipFile(wheel).namelist())
     source = ROOT / "src"

@@ -51,6 +51,7 @@ PLATFORMS: Final = (
     "none",
 )
 LABELS: Final = ("zone", "rack", "pool")  # what machines fail together by, the widest first
+EVERY_MAX_S: Final = 1e9
 GRACE_MAX_S: Final = 86_400.0  # an end that is further away is none
 REPLICAS_MAX: Final = 2
 
@@ -246,11 +247,11 @@ def parse_every(value: object) -> Every:
         return Every()
     is_text = isinstance(value, str | int) and not isinstance(value, bool)
     number, unit = (units.split(str(value).lower()) if is_text else None) or ("0", "")
-    if float(number) > 0:
-        if unit in ("", "step", "steps") and number.isdigit():
-            return Every(steps=int(number))
-        if unit in units.SECONDS:
-            return Every(seconds=float(number) * units.SECONDS[unit])
+    if float(number) > 0 and unit in ("", "step", "steps") and number.isdigit():
+        return Every(steps=int(number))
+    seconds = units.read_seconds(value, least_s=0.0, most_s=EVERY_MAX_S)
+    if seconds:
+        return Every(seconds=seconds)
     raise ConfigError(f'{value!r} is not a cadence; write "auto", "200 steps" or "5 min"')
 
 
@@ -373,7 +374,8 @@ def _whole(least: int, problem: str, most: int = 10**9) -> Callable[[object], in
 
 
 def _seconds(least_s: float, most_s: float, problem: str) -> Callable[[object], float]:
-    return reader(partial(units.read_seconds, least_s=least_s, most_s=most_s), problem)
+    read = partial(units.read_seconds, least_s=least_s, most_s=most_s)
+    return reader(read, problem, has_unit=True)
 
 
 def _at_least(least: float, problem: str) -> Callable[[object], float]:
@@ -415,7 +417,7 @@ parse_replicas: Final = _or_auto(
     _whole(0, f'is not a number of replicas; write "auto", or 0 to {REPLICAS_MAX}', REPLICAS_MAX)
 )
 parse_rate: Final = _or_auto(
-    reader(units.read_rate, 'is not a rate; write "auto", "200 MB/s" or "1.5 GB/s"')
+    reader(units.read_rate, 'is not a rate; write "auto", "200 MB/s" or "1.5 GB/s"', has_unit=True)
 )
 _HANG_S: Final = (1.0, 86_400.0)
 _parse_fixed_hang: Final = _seconds(

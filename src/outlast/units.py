@@ -22,12 +22,17 @@ from outlast.errors import ConfigError
 _T = TypeVar("_T")
 
 _PLAIN: Final = re.compile(r"^\s*([0-9]*\.?[0-9]+)\s*([^\s0-9]*)\s*\Z")
-SECONDS: Final = {
+SECONDS: Final = {  # of settings and of flags; in the plural too
+    **dict.fromkeys(("ms", "millisecond", "milliseconds"), 0.001),
     **dict.fromkeys(("s", "sec", "second", "seconds"), 1.0),
     **dict.fromkeys(("min", "m", "minute", "minutes"), 60.0),
-    **dict.fromkeys(("h", "hour", "hours"), 3600.0),
-    "ms": 0.001,
+    **dict.fromkeys(("h", "hr", "hour", "hours"), 3600.0),
+    **dict.fromkeys(("d", "day", "days"), 86_400.0),
+    **dict.fromkeys(("w", "week", "weeks"), 604_800.0),
 }
+_PART: Final = re.compile(r"([0-9]+(?:\.[0-9]+)?)\s*([a-z]+)\s*")
+_PARTS: Final = re.compile(rf"^\s*(?:{_PART.pattern}){{2,}}\Z")
+NO_UNIT: Final = "has no unit"
 _RATES: Final = {"MB/s": 1e6, "GB/s": 1e9}
 _BYTE_UNITS: Final = ("B", "kB", "MB", "GB", "TB", "PB", "EB")
 
@@ -35,16 +40,21 @@ _BYTE_UNITS: Final = ("B", "kB", "MB", "GB", "TB", "PB", "EB")
 # --- reading --------------------------------------------------------------------------------------
 
 
-def reader(read: Callable[[object], _T | None], problem: str) -> Callable[[object], _T]:
+def reader(
+    read: Callable[[object], _T | None], problem: str, *, has_unit: bool = False
+) -> Callable[[object], _T]:
     """Make a reader that refuses each value of which ``read`` makes None.
 
-    The reader raises a ConfigError that shows the value and goes on with ``problem``.
+    The reader raises a ConfigError that shows the value and goes on with ``problem``: what it is
+    not; and what to write. Of a number without its unit (``has_unit``) it says just that.
     """
 
     def found(value: object) -> _T:
         result = read(value)
         if result is None:
-            raise ConfigError(f"{value!r} {problem}")
+            is_bare = has_unit and not isinstance(value, bool) and read_number(value, least=0.0)
+            what_to_do = problem.partition("; ")[2]
+            raise ConfigError(f"{value!r} {f'{NO_UNIT}; {what_to_do}' if is_bare else problem}")
         return result
 
     return found
@@ -61,6 +71,14 @@ def measure(text: str, units: Mapping[str, float]) -> float | None:
     number, unit = split(text) or ("", None)
     scale = None if unit is None else units.get(unit)
     return None if scale is None else float(number) * scale
+
+
+def read_sum(text: str) -> float | None:
+    """Read a sum of times, ``1h 30min``, as seconds; None where it is something else."""
+    parts = [(float(number), SECONDS.get(unit)) for number, unit in _PART.findall(text)]
+    if not _PARTS.match(text) or any(scale is None for _, scale in parts):
+        return None
+    return sum(number * (scale or 0.0) for number, scale in parts)
 
 
 def read_whole(value: object, *, least: int, most: int | None = None) -> int | None:
@@ -94,8 +112,12 @@ def read_share(value: object) -> float | None:
 
 
 def read_seconds(value: object, *, least_s: float, most_s: float) -> float | None:
-    """Read ``5 min``; None where it is not above 0, or not in the range. A unit is needed."""
-    found = measure(value.lower(), SECONDS) if isinstance(value, str) else None
+    """Read ``5 min`` or ``1h 30min``; None where it is not above 0, or not in the range.
+
+    A unit is needed.
+    """
+    text = value.lower() if isinstance(value, str) else ""
+    found = read_sum(text) or measure(text, SECONDS)
     return found if found and least_s <= found <= most_s else None
 
 

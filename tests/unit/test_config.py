@@ -434,8 +434,12 @@ BAD = [
     *(("notice.approve", value, "is neither true nor false") for value in ("perhaps", 2, "", [])),
     *(("peer.replicas", value, 'write "auto", or 0 to 2') for value in (3, -1, 1.5, "x", True, "")),
     *(
+        ("peer.rate", value, 'has no unit; write "auto", "200 MB/s" or "1.5 GB/s"')
+        for value in (200, "200")
+    ),
+    *(
         ("peer.rate", value, 'is not a rate; write "auto", "200 MB/s" or "1.5 GB/s"')
-        for value in (200, "200", "0 MB/s", "1 kB/s", "200 MB", "-1 MB/s", True, "")
+        for value in ("0 MB/s", "1 kB/s", "200 MB", "-1 MB/s", True, "")
     ),
     ("notice.base_url", "127.0.0.1", "write it as http://HOST[:PORT]"),
     *(
@@ -450,8 +454,9 @@ BAD = [
     ),
     *(
         ("notice.grace", value, 'is not a grace period; write "auto" or "30 s"')
-        for value in ("5 steps", 5, "soon", 0, "-1 s", [])
+        for value in ("5 steps", "soon", 0, "-1 s", [])
     ),
+    ("notice.grace", 5, 'has no unit; write "auto" or "30 s", up to a day'),
     *(
         ("notice.requeue", value, "is neither true nor false; write one of them")
         for value in ("on", "", "10", 2, [], 1.0)
@@ -467,7 +472,7 @@ BAD = [
     *(("health.hang_floor", value, "is not a limit") for value in (0, "auto", "off", "25 h")),
     *(
         ("membership.silence", value, "is not how long a machine may be silent")
-        for value in ("auto", "100 ms", "6 min", 3, "soon")
+        for value in ("auto", "100 ms", "6 min", "soon")
     ),
     *(("health.anomaly", value, "no answer to a loss that goes wrong") for value in ("x", 1)),
     *(("health.window", value, "from 10 to 10000") for value in (9, 1.5, True, "x")),

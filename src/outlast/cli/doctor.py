@@ -11,18 +11,13 @@ from typing import TYPE_CHECKING, Final
 
 import click
 
+from outlast.cli.quantities import SIZE, WAIT
 from outlast.errors import ConfigError
-from outlast.units import measure
 
 if TYPE_CHECKING:
     from outlast.config import Settings
     from outlast.health.doctor.examination import Examined, WantedMachines
 
-_BYTES: Final = {
-    f"{letter}{rest}": (1024.0 if rest == "iB" else 1000.0) ** n
-    for n, letter in enumerate(("", *"kMGTP"))
-    for rest in ("", "B", "i", "iB")
-}
 TERMINATED: Final = 128 + signal.SIGTERM
 WIDTH: Final = 100  # where the output is no terminal
 _NODES: Final = re.compile(r"([1-9]\d{0,5})(?::([1-9]\d{0,5}))?\Z")
@@ -66,11 +61,11 @@ _NODES: Final = re.compile(r"([1-9]\d{0,5})(?::([1-9]\d{0,5}))?\Z")
 )
 @click.option(
     "--wait",
-    "wait_s",
-    default=60.0,
-    type=click.FloatRange(1, 86_400),
-    metavar="SECONDS",
-    help="For the other machines to come; 60 by default.",
+    "wait_h",
+    default="60s",
+    type=WAIT,
+    show_default=True,
+    help="For the other machines to come.",
 )
 def command(
     *,
@@ -81,7 +76,7 @@ def command(
     nproc_per_node: int,
     rdzv_endpoint: str,
     local_addr: str | None,
-    wait_s: float,
+    wait_h: float,
 ) -> int:
     """Look whether this machine, and those it works with, are fit for the job.
 
@@ -109,7 +104,7 @@ def command(
         return _show(_unread(str(error)), as_json, again=_words("doctor", flags), start="")
     machines = WantedMachines(min_nodes=nodes[0], max_nodes=nodes[1], workers=nproc_per_node)
     if nodes[1] > 1:
-        machines = _meeting(machines, settings, rdzv_endpoint, local_addr, wait_s)
+        machines = _meeting(machines, settings, rdzv_endpoint, local_addr, wait_h * 3600)
     examined = examine(settings, machines, state_bytes=state_bytes, progress=_progress)
     again = _words("doctor", flags | {"--state": state})
     return _show(examined, as_json, again=again, start=f"{_words('run', flags)} train.py")
@@ -193,10 +188,10 @@ def _clear() -> None:
 
 
 def _bytes(text: str) -> int:
-    found = measure(text, _BYTES)
-    if not found:
-        raise ConfigError(f"--state {text} is not a size; write it as 640GB or 1.5TB")
-    return int(found)
+    try:
+        return int(SIZE.read(text))
+    except ValueError as error:
+        raise click.BadParameter(str(error), param_hint="'--state'") from None
 
 
 def _machines(text: str) -> tuple[int, int]:

@@ -17,6 +17,7 @@ from typing import Any, Final, Literal
 import click
 import msgspec
 
+from outlast import units
 from outlast.errors import nearest
 from outlast.planner.formulas import PUBLISHED, from_probability, published
 from outlast.policy.hazard import Posterior
@@ -28,12 +29,7 @@ _GROUPED: Final = r"[1-9][0-9]{0,2}(?:[,_][0-9]{3})+(?![0-9,_])"
 _NUMBER: Final = rf"[-+]?(?:(?:{_GROUPED}|[0-9]+)\.?[0-9]*|\.[0-9]+)(?:[eE][-+]?[0-9]+)?"
 _COMMA: Final = re.compile(r"(?<![0-9,_])[-+]?([0-9]+)[,_]([0-9]+)")
 _HOURS: Final = {
-    **dict.fromkeys(("ms", "millisecond"), 1 / 3.6e6),
-    **dict.fromkeys(("s", "sec", "second"), 1 / 3600),
-    **dict.fromkeys(("m", "min", "minute"), 1 / 60),
-    **dict.fromkeys(("h", "hr", "hour"), 1.0),
-    **dict.fromkeys(("d", "day"), 24.0),
-    **dict.fromkeys(("w", "week"), 168.0),
+    **{unit: seconds / 3600 for unit, seconds in units.SECONDS.items()},
     "month": 730.5,
     **dict.fromkeys(("y", "year"), 8766.0),
 }
@@ -44,8 +40,6 @@ _BYTES: Final = {
 }
 _THOUSANDS: Final = {"": 1.0, "k": 1e3, "m": 1e6, "b": 1e9, "g": 1e9, "t": 1e12}
 _QUANTITY: Final = re.compile(rf"^\s*\$?\s*({_NUMBER})\s*([^\s0-9]*)\s*\Z")
-_PART: Final = re.compile(r"([0-9]+(?:\.[0-9]+)?)\s*(d|h|min|m|s)(?![a-z])")
-_PARTS: Final = re.compile(rf"^\s*(?:{_PART.pattern}\s*)+\Z")
 _MIXED: Final = re.compile(r"^([KMGTPkmgtp]?)([bB])(ps|/s)?\Z")
 _RATE: Final = re.compile(
     rf"^\s*({_NUMBER})\s*(%?)\s*(?:failures?|interruptions?)?\s*(?:/|per\s)\s*({_NUMBER})?\s*"
@@ -59,6 +53,7 @@ _RATE_EXAMPLES: Final = "write 2/h, 1/3.5h, 0.5%/gpu-day, 6.5/1000 node-days, or
 
 Of = Literal["job", "gpu", "node", "step"]
 GPUS_PER_NODE: Final = 8
+LITTLE_H: Final = 1.0  # evidence of less says little beside the prior, which is worth three
 _SMALLEST: Final = 1e-12  # of any quantity that is not 0: hours, bytes, shares
 
 
@@ -156,8 +151,8 @@ class Quantity(_Type):
         bare = not unit and (self._bare or number == 0)
         scale = 1.0 if bare else _unit(self._units, unit)
         if scale is None:
-            hint = "has no unit" if not unit else f"{unit!r} is not a unit of {self.name}"
-            raise ValueError(f"{text!r}: {hint}; write {self._example}")
+            hint = f": {unit!r} is not a unit of {self.name}" if unit else f" {units.NO_UNIT}"
+            raise ValueError(f"{text!r}{hint}; write {self._example}")
         return number * scale
 
 
@@ -166,10 +161,8 @@ class Duration(Quantity):
 
     def read(self, text: str) -> float | int:
         """The hours."""
-        parts = _PART.findall(text)
-        if len(parts) > 1 and _PARTS.match(text):
-            text = f"{sum(self._scaled(text, float(n), unit) for n, unit in parts):.17g}h"
-        return super().read(text)
+        seconds = units.read_sum(text)
+        return super().read(text if seconds is None else f"{seconds / 3600:.17g}h")
 
 
 class RateType(_Type):
@@ -239,10 +232,13 @@ def learnt(num_failures: int, hours: float, seen: Posterior | None = None) -> Ra
     """
     seen = seen or Posterior().after(hours, num_failures)
     times = "failure" if num_failures == 1 else "failures"
+    span = f"{hours:.3g} h"
+    if round(hours, 2) < LITTLE_H:
+        span = f"{units.seconds(hours * 3600)} (little evidence: less than an hour)"
     return Rate(
         per_h=seen.mean_per_h,
         of="job",
-        source=f"{num_failures} {times} in {hours:.3g} h, over the prior of 1 in 10 h",
+        source=f"{num_failures} {times} in {span}, over the prior of 1 in 10 h",
         seen=seen,
     )
 
@@ -317,6 +313,7 @@ _LONGEST: Final[dict[str, Any]] = {"most": 8.766e6, "most_words": "1,000 years"}
 
 DURATION: Final = Duration("a time", _HOURS, "90s, 3min or 1.5h", above=False, **_LONGEST)
 SPAN: Final = Duration("a time", _HOURS, "90s, 3min or 1.5h", **_LONGEST)
+WAIT: Final = Duration("a time", _HOURS, "60s", most=24, most_words="a day")
 DAYS: Final = Quantity("a number of days", {"d": 1.0, "day": 1.0}, "60", bare=True, most=365_250)
 RATE: Final = RateType()
 TIER: Final = TierType()

@@ -89,6 +89,7 @@ class Telling:
         self._failing = Failing()
         self._last = ""
         self._losses: list[Event] = []  # workers that were lost, or hang, and are not told yet
+        self._survived = ""  # workers that were not, likewise
         self._formed: Event | None = None  # an attempt, likewise
         self._due_s = 0.0
         self._has_begun = False
@@ -104,6 +105,9 @@ class Telling:
             return []
         if event.event == "restart":
             return self._restart(event)
+        if event.event == "survived":
+            self._survived, self._due_s = sentence(event), now_s + ANSWER_S
+            return []
         if event.event == "attempt_formed" and self._has_begun:
             lines = self.rest()
             self._formed, self._due_s = event, now_s + BEGINNING_S
@@ -117,6 +121,8 @@ class Telling:
         if not text or (event.event == "notice" and text == self._last):
             return []
         self._last = text
+        if event.event == "node_lost":
+            text += self._and_survived()
         return [*self.rest(), text]
 
     def overdue(self, now_s: float) -> list[str]:
@@ -126,9 +132,14 @@ class Telling:
     def rest(self) -> list[str]:
         """The lines that wait."""
         if self._losses:
-            return [self._lost()]
+            return [self._lost() + self._and_survived()]
+        survived, self._survived = self._survived, ""
         formed, self._formed = self._formed, None
-        return [] if formed is None else [_formed(formed)]
+        return [*filter(None, [survived, "" if formed is None else _formed(formed)])]
+
+    def _and_survived(self) -> str:
+        survived, self._survived = self._survived, ""
+        return f"; {survived}" if survived else ""
 
     def _restart(self, event: Event) -> list[str]:
         is_again = event.attempt == self._restarted and not event.get("weighed")
@@ -137,7 +148,7 @@ class Telling:
         if event.get("reason") == ROLLED_BACK:  # what is gone back to was said
             return self.rest()
         if self._losses:
-            return [f"{self._lost()}{_answer(event) or '; restarting'}"]
+            return [f"{self._lost()}{_answer(event) or '; restarting'}{self._and_survived()}"]
         if is_again:  # each machine writes one down
             return []
         return [*self.rest(), f"restarting{_answer(event)}" if is_told else sentence(event)]

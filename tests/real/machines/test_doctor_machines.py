@@ -57,7 +57,7 @@ def another_version(place):
 def test_doctor_finds_a_skewed_clock_and_another_version(machines, tmp_path):
     sound, skewed, other = hosts = machines(3)
     environs = {skewed: another_clock(tmp_path), other: another_version(tmp_path / "other")}
-    arguments = ["doctor", "--dir", tmp_path / "job", "--nnodes", "1:3", "--json", "--wait", "90"]
+    arguments = ["doctor", "--dir", tmp_path / "job", "--nnodes", "1:3", "--json", "--wait", "90s"]
     started = {
         host: host.outlast(
             *arguments,

@@ -99,8 +99,7 @@ def test_one_that_dies_of_being_warm(floor, tmp_path, how):
     script.write_text(SAYS + TELL + f"if 'torch' in sys.modules:\n    {how}\n")
     warm, lines = run(floor, Job(tmp_path / "job", RANKS), script)
     assert (warm["10"], warm["20"], warm["21"]) == (True, False, False)
-    assert len(lines) == 1
-    assert "the next start is cold, to see if that was why" in lines[0]
+    assert not lines  # the loss is told, and what comes of it
 
 
 def test_one_that_dies_cold_too_is_warm_again(floor, tmp_path):
@@ -109,7 +108,7 @@ def test_one_that_dies_cold_too_is_warm_again(floor, tmp_path):
     warm, lines = run(floor, Job(tmp_path / "job", RANKS), script)
     assert (warm["30"], warm["31"]) == (True, True)
     assert warm.get("20", warm.get("21")) is False
-    assert len(lines) == 1
+    assert not lines
 
 
 def test_a_script_with_threads_of_its_own_restarts_warm(floor, tmp_path):

@@ -87,7 +87,8 @@ def test_one_tier_needs_no_columns(job, outlast):
     job.save(100, tiers=["fast"])
     _, out, _ = outlast("checkpoints", "list", "outlast-job")
     assert out.splitlines() == [
-        "step       100  committed       4.1 kB  2027-01-15 08:01:40 UTC",
+        "     step  state             size  committed (UTC)",
+        "      100  committed       4.1 kB  2027-01-15 08:01:40",
         "Next: outlast checkpoints verify outlast-job",
     ]
 
@@ -315,13 +316,10 @@ def test_older_saves_of_a_step_and_other_jobs_are_listed_apart(job, outlast):
     write(tier, [{"m": 1}], 400, job="a" * 12)
     code, out, err = outlast("checkpoints", "list")
     assert (code, err) == (0, "")
-    lines = out.splitlines()
-    assert [line.split()[:3] for line in lines[:2]] == [
-        ["step", "100", "committed"],
-        ["step", "200", "committed"],
-    ]
+    _, *lines = out.splitlines()
+    assert [line.split()[:2] for line in lines[:2]] == [["100", "committed"], ["200", "committed"]]
     assert lines[2] == "saved again since, and removed by the next commit:"
-    assert lines[3].split()[:3] == ["step", "200", "committed"]
+    assert lines[3].split()[:2] == ["200", "committed"]
     assert lines[4] == (
         "not of this job: 2 steps of job aaaaaaaaaaaa, the newest 400, in fast; left alone"
     )

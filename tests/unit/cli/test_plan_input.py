@@ -6,7 +6,8 @@ from click.testing import CliRunner
 from hypothesis import given
 from hypothesis import strategies as st
 
-from outlast.cli import cli
+from outlast import config, units
+from outlast.cli import cli, quantities
 from outlast.cli.quantities import DURATION
 from outlast.errors import ConfigError
 from thorough import examples
@@ -46,7 +47,7 @@ def test_times_that_nobody_can_read(text):
         ("failures --gpus 0 --rate 1/h", "a number is above 0"),
         ("failures --gpus 1.5 --rate 1/h", "is not a whole number"),
         ("interval --rate 2/h", "--checkpoint is missing"),
-        ("interval --rate 2/h --checkpoint 3", "'3': has no unit; write 90s, 3min or 1.5h"),
+        ("interval --rate 2/h --checkpoint 3", "'3' has no unit; write 90s, 3min or 1.5h"),
         ("interval --rate 2/h --checkpoint 3lightyears", "is not a unit of a time"),
         ("interval --rate 2/h --checkpoint -3min", "a time is above 0"),
         ("interval --rate 2/h --checkpoint nan", "is not a time"),
@@ -58,7 +59,7 @@ def test_times_that_nobody_can_read(text):
             "spot --rate 2/h --checkpoint 3min --spot 0.7 --on-demand 1 --flush-probability 2",
             "a share is at least 0 and at most 1",
         ),
-        ("flush --state 640 --bandwidth 1GB/s --notice 3min", "'640': has no unit"),
+        ("flush --state 640 --bandwidth 1GB/s --notice 3min", "'640' has no unit"),
         ("flush --state 640GB --bandwidth 1GB --notice 3min", "not a unit of a bandwidth"),
         ("interval --tier 9s", "is not a tier; write what a save blocks"),
         ("interval --tier 9s,1e-5/gpu-day", "a tier's rate is the whole job's"),
@@ -245,3 +246,44 @@ def test_a_number_of_one_or_none(say):
 def test_spot_that_is_dearer_is_not_taken(say):
     words = say("deadline --work 48h --deadline 49h --rate 1/h --away 2h --spot 2 --on-demand 1")
     assert words.startswith("Yes, within 2 d 01 h: 48.10 on demand alone; spot does not pay.")
+
+
+# --- the same forms and the same words as in outlast.toml -----------------------------------------
+
+
+TIMES = (
+    *("90s", "90 sec", "1.5 min", "1 minute", "3 hours", "2 h", "1 hr", "1h30m", "1 h 30 min"),
+    *("2d", "2 days", "1 week", "1d 12h", "250 ms"),
+)
+
+
+@pytest.mark.parametrize("text", TIMES)
+def test_a_time_is_read_alike_as_a_flag_and_as_a_setting(text):
+    hours = quantities.DURATION.read(text)
+    assert units.read_seconds(text, least_s=0.0, most_s=1e9) == pytest.approx(hours * 3600)
+    assert config.parse_every(text).seconds == pytest.approx(hours * 3600)
+
+
+@pytest.mark.parametrize("text", ["90", "3x", "1h30", "h", "1h 2parsecs"])
+def test_what_is_no_time_is_none_in_either(text):
+    with pytest.raises(ValueError, match="write"):
+        quantities.DURATION.read(text)
+    with pytest.raises(config.ConfigError, match="write"):
+        config.parse_span(text)
+
+
+def test_a_number_alone_is_answered_in_the_same_words():
+    with pytest.raises(ValueError, match=r"^'90' has no unit; write "):
+        quantities.DURATION.read("90")
+    for read in (config.parse_span, config.parse_poll, config.parse_hang, config.parse_grace):
+        with pytest.raises(config.ConfigError, match=r"^'90' has no unit; write "):
+            read("90")
+    with pytest.raises(config.ConfigError, match=r"^200 has no unit; write "):
+        config.parse_rate(200)
+
+
+@pytest.mark.parametrize(("hours", "is_little"), [("10s", True), ("59 min", True), ("2h", False)])
+def test_evidence_of_less_than_an_hour_is_marked(hours, is_little):
+    source = quantities.RATE.read(f"1 in {hours}").source
+    assert ("(little evidence: less than an hour)" in source) == is_little
+    assert source.endswith("over the prior of 1 in 10 h")

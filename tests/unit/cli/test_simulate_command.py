@@ -204,7 +204,7 @@ REFUSED = {
     "--rate 2/h --policy '20 steps'": "say how long one takes with --step",
     "--rate 2/h --policy young20": "young20 needs a trace",
     "--rate 2/h --tier a,cst=3s": "'cst=3s' is not KEY=VALUE; did you mean cost?",
-    "--rate 2/h --tier a,cost=3": "'3': has no unit",
+    "--rate 2/h --tier a,cost=3": "'3' has no unit",
     "--rate 2/h --tier a,survives=me": "'me' survives nothing known; process, holders, all",
     "--rate 2/h --checkpoint 3": "has no unit",
     "failures.csv --rate 2/h": "a trace brings its own failures",

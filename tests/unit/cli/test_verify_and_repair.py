@@ -38,8 +38,9 @@ def test_everything_is_whole(job, outlast):
     code, out, err = outlast("checkpoints", "verify")
     assert (code, err) == (0, "")
     *lines, total, following = out.splitlines()
-    assert lines[0] == "ok  step       100  fast  4.1 kB"
-    assert lines[-1] == "ok  step       200  slow  4.1 kB"
+    assert lines[0] == "         step  tier  size, or what is wrong"
+    assert lines[1] == "ok        100  fast  4.1 kB"
+    assert lines[-1] == "ok        200  slow  4.1 kB"
     assert total.startswith("4 copies, every byte matches (16.4 kB in ")
     assert following == "Next: outlast checkpoints show"
     assert job.events("verify_failed") == []
@@ -85,7 +86,7 @@ def test_a_manifest_that_should_be_there(job, outlast):
     missing = {(300, "slow"): "manifest.json is missing"}
     assert rows == {(100, "slow"): None, (200, "slow"): None, **missing}
     _, out, _ = outlast("checkpoints", "verify")
-    assert "--  step       300  slow  no manifest yet: in the making, or given up" in out
+    assert "--        300  slow  no manifest yet: in the making, or given up" in out
     assert bad(verified(outlast, "--step", "300")) == missing  # who asks for it wants to know
     job.ledger.append("tier_copied", step=300, tier="slow")  # it was there once
     assert bad(verified(outlast)) == missing
@@ -113,7 +114,7 @@ def test_a_tier_that_cannot_be_listed_has_not_passed(job, outlast):
     code, out, err = outlast("checkpoints", "verify")
     assert code == 1
     assert "tier fast: " in err
-    assert "ok  step       100  slow" in out
+    assert "ok        100  slow" in out
 
 
 def test_with_no_other_copy_there_is_nothing_to_mend_from(job, outlast):

@@ -250,36 +250,24 @@ def test_a_line_does_not_wait_for_ever_for_its_other_half():
     assert told(FORMED, AGAIN, wait_s=70.0)[1:] == ["attempt 2: 2 workers"]
 
 
+def test_who_survived_is_part_of_the_loss():
+    lives = event("survived", ranks=[0], moves=True)
+    assert told(FORMED, lives, killed(1), restart(), AGAIN, RESUMED)[1:] == [
+        f"rank 1 was lost after step 7: ended by SIGKILL {ANSWER}; rank 0 goes on in its process",
+        NEXT,
+    ]
+    gone = event("node_lost", on="b")
+    assert told(FORMED, lives, gone, AGAIN, RESUMED)[1:] == [
+        "machine b was lost; rank 0 goes on in its process",
+        NEXT,
+    ]
+    assert told(lives, AGAIN)[0] == "rank 0 goes on in its process"
+
+
 def test_what_comes_between_keeps_its_place():
-    lines = told(killed(1), event("survived", ranks=[0], moves=True), restart(), AGAIN)
+    lines = told(killed(1), event("let_in", node="b"), restart(), AGAIN)
     assert lines[:3] == [
         "rank 1 was lost after step 7: ended by SIGKILL",
-        "rank 0 goes on in its process",
+        "machine b takes part again",
         f"restarting {ANSWER}",
-    ]
-
-
-def test_what_storage_does_not_do_is_told_once_and_when_it_does_it_again(tmp_path, capfd):
-    ledger = Ledger(tmp_path, job="j", attempt=1)
-    narrator = Narrator(tmp_path)
-    for step in (1, 2):
-        ledger.append("storage_error", operation="save", error="no space", step=step)  # a worker's
-        ledger.append("storage_error", operation="wait", error="waited 9 s", step=step)  # said
-        for tier in ("near", "far"):
-            ledger.append("storage_error", operation="copy", tier=tier, error="EIO", step=step)
-        ledger.append("storage_error", operation="claim", error="no answer", step=step)
-    for step in (3, 4):
-        ledger.append("commit", step=step, tier="local")
-        ledger.append("tier_copied", step=step, tier="far")
-    ledger.append("storage_error", operation="copy", tier="far", error="EIO", step=5)
-    narrator.start()
-    narrator.stop()
-    ledger.close()
-    assert capfd.readouterr().err.splitlines() == [
-        "outlast: storage failed (copy to near): EIO; training goes on",
-        "outlast: storage failed (copy to far): EIO; training goes on",
-        "outlast: storage failed (claim): no answer; training goes on",
-        "outlast: step 3 is saved: storage answers again",
-        "outlast: step 3 is in tier far: copies work again",
-        "outlast: storage failed (copy to far): EIO; training goes on",
     ]

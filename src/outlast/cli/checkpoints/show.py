@@ -79,16 +79,13 @@ def _bad(row: dict[str, Any]) -> bool:
 
 
 def _print_rows(rows: list[dict[str, Any]], found: Survey, *, is_apart: bool = False) -> None:
-    if len(found.tiers) == 1:
-        for row in rows:
-            click.echo(f"step {row['step']:>9,}  {_about(row):<45}  {_seen(row)}".rstrip())
-        return
-    widths = [*(max(4, len(tier)) for tier in found.tiers), 0]
+    tiers = found.tiers if len(found.tiers) > 1 else ()  # one has what is listed
+    widths = [*(max(4, len(tier)) for tier in tiers), 0]
     head = f"{'step':>9}  {'state':<12}{'size':>10}  {'committed (UTC)':<19}"
-    lines = [] if is_apart else [[head, *found.tiers, ""]]
+    lines = [] if is_apart else [[head, *tiers, ""]]
     for row in rows:
         about = _about(row).removesuffix(" UTC")
-        cells = [_CELLS[row["tiers"][tier]["state"]] for tier in found.tiers]
+        cells = [_CELLS[row["tiers"][tier]["state"]] for tier in tiers]
         lines.append([f"{row['step']:>9,}  {about:<43}", *cells, _seen(row)])
     for first, *cells in lines if rows else []:
         columns = (f"  {cell:<{width}}" for cell, width in zip(cells, widths, strict=True))
@@ -274,7 +271,9 @@ def _shown_lines(inventory: Inventory, where: str, also: list[str]) -> list[str]
         f"holds {kind}, {exact}",
         f"{units.size(size_of(manifest))} in tier {where}{elsewhere}",
     ]
+    lines.append(f"  {'file':<28}{'size':>10}")
     lines += [f"  {name:<28}{units.size(f.size):>10}" for name, f in inventory.walk()]
+    lines.append(f"  {'dtype':<5} {'shape':<16} tensor")
     lines += [
         f"  {tensor.dtype:<5} {'x'.join(map(str, tensor.shape)) or 'scalar':<16} {name}"
         for name, tensor in sorted(inventory.tensors().items())

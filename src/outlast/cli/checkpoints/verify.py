@@ -113,6 +113,8 @@ def verify_command(directory: str | None, step: int | None, tier: str | None, as
         click.echo(msgspec.json.encode({"checkpoints": [_row(one) for one in results]}))
     else:
         for one in results:
+            if one is results[0]:
+                click.echo(_head(found.tiers))
             click.echo(_line(one, found.tiers))
         _conclude_verify(at, found, results, time.monotonic() - began_s, everything=step is None)
     return 1 if any(one.bad for one in results) or found.unreadable else 0
@@ -206,9 +208,16 @@ def _line(one: Verified, tiers: Sequence[str]) -> str:
     told = one.reason or units.size(one.target.copy.num_bytes)
     if one.target.making:
         told = "no manifest yet: in the making, or given up"
-    width = max(map(len, tiers))
-    tier = f"  {one.target.tier:<{width}}" if len(tiers) > 1 else ""
-    return f"{mark} step {one.target.step:>9,}{tier}  {told}"
+    return f"{mark} {one.target.step:>9,}{_tier(one.target.tier, tiers)}  {told}"
+
+
+def _head(tiers: Sequence[str]) -> str:
+    return f"    {'step':>9}{_tier('tier', tiers)}  size, or what is wrong"
+
+
+def _tier(name: str, tiers: Sequence[str]) -> str:
+    width = max(map(len, ("tier", *tiers)))
+    return f"  {name:<{width}}" if len(tiers) > 1 else ""
 
 
 def _conclude_verify(
