@@ -15,6 +15,8 @@ from thorough import ALL, seed
 
 ENV = {"TRANSFORMERS_VERBOSITY": "error", "HF_HUB_OFFLINE": "1"}
 DEATHS = 10 if ALL else 3
+DEATHS_S = 40.0 * DEATHS  # each is a start of the framework, on a machine that others use
+TEST_S = 300.0 + DEATHS_S
 
 
 def result(records):
@@ -68,7 +70,12 @@ def disturbed(floor, tmp_path, script, *arguments, steps, workers=1, env=None):
     command = ["run", "--nproc-per-node", workers, "--dir", job.directory, script, job.records]
     running = floor.outlast(*command, *dies, *arguments, env=env)
     marks = [job.records / f"died-{step}" for step in deaths]
-    until(lambda: all(mark.exists() for mark in marks), "all deaths", running=running)
+    until(
+        lambda: all(mark.exists() for mark in marks),
+        "all deaths",
+        running=running,
+        limit_s=DEATHS_S,
+    )
     running.signal(signal.SIGTERM)
     code = running.wait()
     assert code in (0, 75), running.text  # the last death may be near the end

@@ -23,20 +23,23 @@ from __future__ import annotations
 
 import contextlib
 import importlib
-import sys
-from collections.abc import Iterator, Mapping
-from typing import Any, Final
+from typing import Any
 
 from outlast.errors import ConfigError
+from outlast.integrations.lightning_run import (
+    NAME,
+    EpochLoop,
+    FitBatches,
+    FitLoop,
+    LoopCounts,
+    Signals,
+)
 from outlast.script import excepthook
 from outlast.training.driven import Driven, open_session
 from outlast.training.session import Session
 
-_NAME: Final = "pytorch_lightning" if "pytorch_lightning" in sys.modules else "lightning.pytorch"
-_METRICS: Final = ("_callback_metrics", "_logged_metrics", "_progress_bar_metrics")
-_pl: Any = importlib.import_module(_NAME)
-_call: Any = importlib.import_module(f"{_NAME}.trainer.call")
-_fetchers: Any = importlib.import_module(f"{_NAME}.loops.fetchers")
+_pl: Any = importlib.import_module(NAME)
+_fetchers: Any = importlib.import_module(f"{NAME}.loops.fetchers")
 
 
 class LightningCallback(_pl.Callback):  # type: ignore[misc]
@@ -61,7 +64,7 @@ class LightningCallback(_pl.Callback):  # type: ignore[misc]
             return
         self._trainer = trainer
         loop, signals = trainer.fit_loop, trainer._signal_connector
-        for one, mixin in ((loop, _FitLoop), (loop.epoch_loop, _EpochLoop), (signals, _Signals)):
+        for one, mixin in ((loop, FitLoop), (loop.epoch_loop, EpochLoop), (signals, Signals)):
             if not isinstance(one, mixin):
                 kind = type(one)
                 one.__class__ = type(kind.__name__, (mixin, kind), {"outlast_callback": self})
@@ -98,10 +101,10 @@ class LightningCallback(_pl.Callback):  # type: ignore[misc]
         resume = {"resume": True} if trainer.ckpt_path else {}
         session = open_session(at_step=step, **{**resume, **self._options}, **objects)
         self.session = self._stack.enter_context(session)
-        self._driven = Driven(session, loaders[0], _LoopCounts(trainer))
+        self._driven = Driven(session, loaders[0], LoopCounts(trainer))
         self._stack.callback(self._driven.close)
         self._driven.begin()
-        return [_FitBatches(loaders[0], self._driven, trainer)]
+        return [FitBatches(loaders[0], self._driven, trainer)]
 
     def _refuse(self, loaders: list[Any]) -> None:
         trainer = self._trainer
@@ -129,119 +132,6 @@ class LightningCallback(_pl.Callback):  # type: ignore[misc]
 
 
 def _pl_fetcher(trainer: Any) -> Any:
-    made: Any = importlib.import_module(f"{_NAME}.loops.utilities")
-    stages: Any = importlib.import_module(f"{_NAME}.trainer.states")
+    made: Any = importlib.import_module(f"{NAME}.loops.utilities")
+    stages: Any = importlib.import_module(f"{NAME}.trainer.states")
     return made._select_data_fetcher(trainer, stages.RunningStage.TRAINING)
-
-
-class _LoopCounts:
-    """Of the loops, the callbacks, the datamodule and the module; each rank has its own."""
-
-    def __init__(self, trainer: Any) -> None:
-        self._trainer = trainer
-
-    def state_dict(self) -> dict[str, Any]:
-        """As they stand at this boundary."""
-        trainer = self._trainer
-        more: dict[str, Any] = {}
-        _call._call_lightning_module_hook(trainer, "on_save_checkpoint", more)
-        if trainer.datamodule is not None:
-            state = _call._call_lightning_datamodule_hook(trainer, "state_dict")
-            more["datamodule"] = state
-        loops = trainer.fit_loop.state_dict()
-        loops["state_dict"] = {}  # the loader's place is the feed's to keep
-        callbacks = {
-            str(key): value for key, value in _call._call_callbacks_state_dict(trainer).items()
-        }
-        metrics = {name: dict(getattr(trainer._logger_connector, name)) for name in _METRICS}
-        return {"loops": loops, "callbacks": callbacks, "metrics": metrics, "module": more}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Back to that; the loops begin in the midst of an epoch."""
-        trainer, more = self._trainer, dict(state["module"])
-        trainer.fit_loop.load_state_dict(dict(state["loops"]))
-        _call._call_callbacks_load_state_dict(trainer, {"callbacks": dict(state["callbacks"])})
-        for name in _METRICS:
-            getattr(trainer._logger_connector, name).update(state["metrics"][name])
-        if trainer.datamodule is not None and more.get("datamodule"):
-            own = more["datamodule"]
-            _call._call_lightning_datamodule_hook(trainer, "load_state_dict", own)
-        _call._call_lightning_module_hook(trainer, "on_load_checkpoint", more)
-
-
-class _FitBatches:
-    """What the Trainer iterates in place of its dataloader, once for each epoch."""
-
-    def __init__(self, loader: Any, driven: Driven, trainer: Any) -> None:
-        self._loader, self._driven, self._trainer = loader, driven, trainer
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._loader, name)
-
-    def __len__(self) -> int:
-        return len(self._loader)
-
-    def __iter__(self) -> Iterator[Any]:
-        first = True
-        while True:
-            if self._driven.is_used:
-                self._driven.boundary()
-            if first:
-                first = False
-                self._driven.enter_epoch(self._trainer.fit_loop.epoch_progress.current.processed)
-            try:
-                batch = self._driven.batch()
-            except StopIteration:
-                return
-            yield batch
-
-
-class _FitLoop:
-    """In front of the Trainer's fit loop."""
-
-    outlast_callback: LightningCallback
-    trainer: Any
-    _is_driven = False
-
-    def run(self) -> None:
-        """Not for a tuner, which tries something in this loop and undoes it."""
-        kept: Any = super()
-        self._is_driven = self.outlast_callback in self.trainer.callbacks
-        if self._is_driven:
-            vars(self)["_combined_loader"] = None  # a tuner may have set one up
-        try:
-            kept.run()
-        finally:
-            self._is_driven = False
-
-    def _load_combined_loader_states(self) -> None:
-        kept: Any = super()
-        kept._load_combined_loader_states()
-        loaders: Any = vars(self)["_combined_loader"]
-        if self._is_driven:
-            loaders.flattened = self.outlast_callback.drive(loaders.flattened)
-
-
-class _EpochLoop:
-    """In front of the Trainer's loop over an epoch."""
-
-    def on_run_start(self, data_fetcher: Any) -> None:
-        kept: Any = super()
-        kept.on_run_start(data_fetcher)
-        # It stands where it stood. From here on it is as one that was never left: what asks for
-        # ``restarting`` would leave out what Lightning's own checkpoints have not behind them.
-        mine: Any = self
-        mine.trainer.fit_loop.restarting = False
-
-
-class _Signals:
-    """In front of what hears signals: the session answers SIGTERM, at a boundary."""
-
-    @property
-    def received_sigterm(self) -> bool:
-        """Lightning would end its loops in the midst of a step."""
-        return False
-
-    @received_sigterm.setter
-    def received_sigterm(self, value: bool) -> None:
-        del value

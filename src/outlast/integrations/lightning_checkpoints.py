@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import functools
 import importlib
-import sys
 from argparse import Namespace
 from collections.abc import Mapping
 from pathlib import Path
@@ -26,13 +25,13 @@ from typing import Any, Final
 from outlast.checkpoint.tree import flatten
 from outlast.errors import ConfigError
 from outlast.integrations import state_file
+from outlast.integrations.lightning_run import NAME
 from outlast.integrations.state_file import FileDamagedError
 from outlast.ledger.narrator import say
 
-_NAME: Final = "pytorch_lightning" if "pytorch_lightning" in sys.modules else "lightning.pytorch"
 _HYPER: Final = ("hyper_parameters", "datamodule_hyper_parameters")
-_saving: Any = importlib.import_module(f"{_NAME}.core.saving")
-_io: Any = importlib.import_module(f"{_NAME}.plugins.io")
+_saving: Any = importlib.import_module(f"{NAME}.core.saving")
+_io: Any = importlib.import_module(f"{NAME}.plugins.io")
 
 
 class OutlastCheckpointIO(_io.TorchCheckpointIO):  # type: ignore[misc]

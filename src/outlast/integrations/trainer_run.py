@@ -11,12 +11,11 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
 from accelerate.data_loader import DataLoaderShard
-from accelerate.utils import send_to_device, synchronize_rng_states
 from transformers.trainer_callback import ExportableState, TrainerState
 
 from outlast import config
@@ -69,8 +68,8 @@ class TrainerRun:
         self.first = (0, 0)
         self.is_in_loop = False
 
-    def open(self, loader: Any, stock: str | None) -> TrainerBatches:
-        """Open the session over what the Trainer has made; what it is to iterate.
+    def open(self, loader: Any, stock: str | None) -> None:
+        """Open the session over what the Trainer has made.
 
         Args:
             loader: the Trainer's own, prepared.
@@ -97,7 +96,6 @@ class TrainerRun:
             is_over = self._driven.is_over or trainer.state.global_step >= self.references[0]
             self.first = (self.references[1], 0) if is_over else self._driven.place
         self._last_step = trainer.state.global_step
-        return TrainerBatches(loader, self)
 
     def _go_behind(self, loader: Any, stock: str) -> None:
         """Go to where the Trainer's own checkpoint stands: what is saved from here on is that."""
@@ -197,39 +195,3 @@ class TrainerRun:
         for name, value in self._losses.items():
             own = getattr(self._trainer, name)
             setattr(self._trainer, name, value.to(own.device) if name == "_tr_loss" else value)
-
-
-class TrainerBatches:
-    """What the Trainer iterates in place of its prepared dataloader, once for each epoch.
-
-    Args:
-        loader: the dataloader; all but its batches is its own.
-        run: gives the batches.
-    """
-
-    def __init__(self, loader: Any, run: TrainerRun) -> None:
-        self._loader, self._run = loader, run
-        self._epoch = 0
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._loader, name)
-
-    def __len__(self) -> int:
-        return len(self._loader)
-
-    def set_epoch(self, epoch: int) -> None:
-        """Batches are those of this epoch from here on."""
-        self._epoch = epoch
-        if hasattr(self._loader, "set_epoch"):
-            self._loader.set_epoch(epoch)
-
-    def __iter__(self) -> Iterator[Any]:
-        loader = self._loader
-        is_inside = self._run.enter_epoch(self._epoch)
-        if not is_inside and getattr(loader, "rng_types", None) is not None:
-            synchronize_rng_states(loader.rng_types, loader.synchronized_generator)
-        device = getattr(loader, "device", None)
-        with contextlib.suppress(StopIteration):
-            while True:
-                batch = self._run.batch()
-                yield batch if device is None else send_to_device(batch, device)

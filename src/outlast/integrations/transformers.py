@@ -27,17 +27,16 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import operator
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any, Final
 
 import transformers
-from accelerate.data_loader import DataLoaderDispatcher
 from transformers import trainer as trainer_module
 
 from outlast.errors import ConfigError
 from outlast.integrations.trainer_checkpoints import newest_whole
-from outlast.integrations.trainer_run import TrainerBatches, TrainerRun
+from outlast.integrations.trainer_loop import DrivenTrainer, TrainerBatches
+from outlast.integrations.trainer_run import TrainerRun
 from outlast.ledger.narrator import say
 from outlast.script import excepthook
 
@@ -45,7 +44,6 @@ _WANTED: Final = (
     *("_inner_training_loop", "_init_training_state", "_prepare_for_training", "_run_epoch"),
     *("_load_rng_state", "_finalize_training"),
 )
-_RESUMED: Final = "outlast"  # in place of a directory that the Trainer would read
 
 
 class OutlastCallback(transformers.TrainerCallback):  # type: ignore[misc]
@@ -78,7 +76,9 @@ class OutlastCallback(transformers.TrainerCallback):  # type: ignore[misc]
         with excepthook.one_line_errors():
             _refuse(trainer)
         trainer.__class__ = type(
-            kind.__name__, (_DrivenTrainer, kind), {"__module__": kind.__module__}
+            kind.__name__,
+            (DrivenTrainer, kind),
+            {"__module__": kind.__module__, "outlast_callback": self},
         )
         try:
             with contextlib.ExitStack() as stack:
@@ -114,67 +114,6 @@ class OutlastCallback(transformers.TrainerCallback):  # type: ignore[misc]
         """The loss is noted, and looked at for anomalies."""
         if self.run is not None and self.run.is_in_loop and "loss" in (logs or {}):
             self.run.session.log(loss=logs["loss"])
-
-
-class _DrivenTrainer:
-    """What is put in front of a Trainer's own class while it is in its loop."""
-
-    callback_handler: Any
-
-    @property
-    def _run(self) -> TrainerRun:
-        callback = _callback(self)
-        assert callback is not None  # noqa: S101 - ``around`` is what has put this here
-        assert callback.run is not None  # noqa: S101
-        return callback.run
-
-    def _init_training_state(
-        self, max_steps: int, per_epoch: int, num_epochs: int, resume: Any, trial: Any
-    ) -> tuple[Any, int]:
-        self._run.references = (max_steps, num_epochs, trial)
-        kept: Any = super()
-        first = kept._init_training_state(max_steps, per_epoch, num_epochs, resume, trial)
-        self._run.first = first
-        return _LateNumber(lambda: self._run.first[0]), first[1]
-
-    def _prepare_for_training(self, max_steps: int, loader: Any, resume: Any) -> tuple[Any, Any]:
-        kept: Any = super()
-        model, loader = kept._prepare_for_training(max_steps, loader, resume)
-        if isinstance(loader, DataLoaderDispatcher):
-            with excepthook.one_line_errors():
-                raise ConfigError(
-                    "the Trainer's batches come from rank 0; in TrainingArguments, say "
-                    'accelerator_config={"dispatch_batches": False}'
-                )
-        return model, self._run.open(loader, resume)
-
-    def _run_epoch(self, **given: Any) -> None:
-        given["epochs_trained"] = operator.index(given["epochs_trained"])
-        if self._run.session.resumed:
-            given["steps_trained_in_current_epoch"] = self._run.first[1]
-            given["resume_from_checkpoint"] = _RESUMED
-        kept: Any = super()
-        kept._run_epoch(**given)
-
-    def _load_rng_state(self, checkpoint: Any) -> None:
-        if checkpoint != _RESUMED:  # else the session has put them back
-            kept: Any = super()
-            kept._load_rng_state(checkpoint)
-
-    def _finalize_training(self, trial: Any, num_train_samples: Any, start_time: float) -> Any:
-        before_s = self._run.end()
-        kept: Any = super()
-        return kept._finalize_training(trial, num_train_samples, start_time - before_s)
-
-
-class _LateNumber:
-    """A number that is known once the session is open; the Trainer's ``range`` asks for it then."""
-
-    def __init__(self, number: Callable[[], int]) -> None:
-        self._number = number
-
-    def __index__(self) -> int:
-        return self._number()
 
 
 def _callback(trainer: Any) -> OutlastCallback | None:

@@ -7,11 +7,12 @@ the last batch of an epoch is short. The undisturbed run has no Outlast in it.
 
 import pytest
 from floor import SCRIPTS
+from frameworks import TEST_S, Kind, check_the_same_run
 
-from frameworks import Kind, check_the_same_run
 from thorough import ALL
 
 SCRIPT = SCRIPTS / "accelerate_loop.py"
+pytestmark = pytest.mark.timeout(TEST_S)
 SEEDABLE = "use_seedable_sampler=true"
 KINDS = {
     "single": Kind(42, (SEEDABLE,)),
@@ -29,7 +30,7 @@ KINDS = {
     "skipping": Kind(15, ("--skip", "2"), workers=2),
     "saving": Kind(21, ("--saves", "4"), workers=2),
 }
-USUAL = ("ddp", "noisy")
+USUAL = ("ddp",)
 
 
 @pytest.mark.parametrize("kind", KINDS if ALL else USUAL)
@@ -37,6 +38,7 @@ def test_killed_and_drained_it_is_the_same_run(floor, tmp_path, kind):
     check_the_same_run(floor, tmp_path, SCRIPT, KINDS[kind])
 
 
+@pytest.mark.skipif(not ALL, reason="the long tail")
 def test_what_it_has_loaded_itself_is_not_loaded_over_a_resume(floor, tmp_path):
     """The script calls load_state() whenever it starts; a resumed session is further."""
     before = floor.warm(SCRIPT, tmp_path, "--plain", "--saves", 20)

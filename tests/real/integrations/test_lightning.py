@@ -7,11 +7,12 @@ loader's iterator and the first batch, and Outlast makes that iterator later.
 
 import pytest
 from floor import SCRIPTS
-from frameworks import Kind, check_the_same_run
+from frameworks import TEST_S, Kind, check_the_same_run
 
 from thorough import ALL
 
 SCRIPT = SCRIPTS / "lightning_trainer.py"
+pytestmark = pytest.mark.timeout(TEST_S)
 KINDS = {
     "single": Kind(39),
     "ddp": Kind(21, workers=2),

@@ -7,10 +7,10 @@ import lightning.pytorch as pl
 import pytest
 import torch
 from floor import SCRIPTS
+from frameworks import ENV, result
 from lightning.pytorch.plugins.io import AsyncCheckpointIO
 from torch import nn
 
-from frameworks import ENV, result
 from outlast.errors import ConfigError
 from outlast.integrations import state_file
 from outlast.integrations.lightning_checkpoints import OutlastCheckpointIO

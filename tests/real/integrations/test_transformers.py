@@ -8,12 +8,13 @@ import signal
 import pytest
 import torch
 from floor import SCRIPTS, Job
+from frameworks import ENV, TEST_S, Kind, calm, check_the_same_run, result
 
-from frameworks import ENV, Kind, calm, check_the_same_run, result
 from outlast.integrations.trainer_checkpoints import broken
 from thorough import ALL
 
 SCRIPT = SCRIPTS / "hf_trainer.py"
+pytestmark = pytest.mark.timeout(TEST_S)
 SAVES = ('save_strategy="steps"', "save_steps=4")
 BEST = ("load_best_model_at_end=true", 'eval_strategy="steps"', "eval_steps=4")
 KINDS = {
@@ -79,7 +80,7 @@ def test_who_asks_to_resume_goes_on_although_it_is_another_command(floor, tmp_pa
     assert result(job.records)[0] == wanted[0], going_on.text
 
 
-@pytest.mark.parametrize("kind", EXPORTED if ALL else ["ddp"])
+@pytest.mark.parametrize("kind", EXPORTED if ALL else ["single"])
 def test_the_trainer_alone_goes_on_from_what_is_exported(floor, tmp_path, kind):
     """It ends with the weights of a run that nothing happened to, where there is no outlast."""
     arguments, workers = EXPORTED[kind]

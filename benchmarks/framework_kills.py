@@ -12,7 +12,7 @@ under way. Reported:
   by hand (which is done here, as its owner would);
 - *the same run*: whether the weights at the end are those of the framework's own undisturbed run.
 
-    python benchmarks/frameworks.py [--kills 10] [--workers 1] [--frameworks transformers;lightning]
+    python benchmarks/framework_kills.py [--kills 10] [--workers 1] [--frameworks transformers;lightning]
 """
 
 from __future__ import annotations
@@ -207,7 +207,7 @@ def main() -> None:
     head = ["script", "a step, s", "blocked, s a save", "made again", "did not go on"]
     head.append("the same run")
     emit(
-        {"benchmark": "frameworks", "machine": machine(), "options": vars(options), **found},
+        {"benchmark": "framework_kills", "machine": machine(), "options": vars(options), **found},
         [markdown(head, rows)],
     )
 
