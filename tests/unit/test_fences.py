@@ -27,7 +27,7 @@ from torch.distributed.run import get_args_parser
 import outlast
 from outlast import config
 from outlast.cli import cli
-from outlast.launch.first_look import add_own
+from outlast.launch.arguments import add_own
 
 ROOT = Path(__file__).parents[2]
 PAGES = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").rglob("*.md"))]
