@@ -44,7 +44,7 @@ TOLD: Final = {  # variables that Outlast sets for the script or a command
     "OUTLAST_DIR": "The job's directory, under `outlast run`.",
     "OUTLAST_ATTEMPT": "Number of the attempt, from 1.",
     "OUTLAST_JOB_ID": "The job's id.",
-    "OUTLAST_RUN_ID": "A name of the job for trackers of experiments, the same in each attempt.",
+    "OUTLAST_RUN_ID": "The run's name for trackers, the same in each attempt.",
     "OUTLAST_TENSORBOARD_DIR": "A directory of the job's own, for TensorBoard.",
     "OUTLAST_NOTICE_SOURCE": "For the command of `outlast watch`: which platform gave notice.",
     "OUTLAST_NOTICE_ACTION": "… what will happen to the machine.",

@@ -15,17 +15,19 @@ import shlex
 import subprocess
 import textwrap
 from functools import cache
+from itertools import pairwise
 from pathlib import Path
 
 import click
 import pytest
+from click.testing import CliRunner
 from markdown_it import MarkdownIt
 from torch.distributed.run import get_args_parser
 
 import outlast
 from outlast import config
 from outlast.cli import cli
-from outlast.launch.first_look import add_own
+from outlast.launch.arguments import add_own
 
 ROOT = Path(__file__).parents[2]
 PAGES = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").rglob("*.md"))]
@@ -171,6 +173,9 @@ TARGETS = set(
 TARGETS = {name for names in TARGETS for name in names.split()}
 
 
+QUESTIONS = cli.get_command(click.Context(cli), "plan").list_commands(click.Context(cli))
+
+
 def commands():
     """(page, command) of each line that is typed: in fences, and between backticks."""
     for page, language, content in fences():
@@ -182,6 +187,8 @@ def commands():
             for one in token.children or ():
                 if one.type == "code_inline":
                     yield page, one.content
+                    if page.name == "planner.md" and one.content.split()[0] in QUESTIONS:
+                        yield page, "outlast plan " + re.sub("[][]", "", one.content)
 
 
 @cache
@@ -323,3 +330,21 @@ def test_commands_are_there():
 )
 def test_a_command_that_is_not_there_is_found(text):
     assert list(wrong_command(text))
+
+
+def test_what_the_planner_answers_is_what_its_page_shows(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    shown = [content for page, _, content in fences() if page.name == "planner.md"]
+    asked = 0
+    for typed, printed in pairwise(shown):
+        command = shlex.split(COMMENT.sub("", typed.strip().splitlines()[-1]))
+        if command[:1] == ["outlast"]:
+            asked += 1
+            said = CliRunner().invoke(cli, command[1:]).output
+            assert printed in said
+    assert asked == 2
+
+
+@pytest.mark.parametrize(("page", "content"), of("bash"))
+def test_a_script_of_the_shell_is_one(page, content):
+    subprocess.run(["bash", "-n"], input=content, text=True, check=True)
