@@ -105,12 +105,12 @@ class Subgroups:
             made: as above.
 
         Raises:
-            RuntimeError: what holds one could not be given another.
+            NotInProcess: what holds one could not be given another.
         """
         if self._gone:
             return  # another loss came before they were made again
         if not self._find_holders(made):
-            raise RuntimeError(HELD)
+            raise NotInProcess(f"connection closed by a loss elsewhere: {HELD}")
         self._gone = [one.group for one in self._asked]
 
     def make(self, make: Callable[..., tuple[Any, Any]], backend: str) -> None:

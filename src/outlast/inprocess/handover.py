@@ -8,10 +8,11 @@ cannot go on. So no rank goes on while another waits for its part of a checkpoin
 knows (:mod:`outlast.attempt.beat`) would go with its machine. Two others take it before anybody
 goes, of those who stay too: a machine may be lost on the way, or have notice after rank 0's word.
 
-After a loss (:func:`find_survivors`): each rank offers what it has; rank 0 chooses (see
+After a loss (:func:`find`): each rank offers what it has; rank 0 chooses (see
 ``policy.regain``); the chosen state goes to whoever lacks it by broadcasts over the new process
-group, as bytes in pieces of bounded size. Nothing is read from memory or storage, and no completed
-step is lost.
+group, as bytes in pieces of bounded size. Of a state that is divided each part is sent to those who
+lack it by a worker that has the same, over the group of these. Nothing is read from memory or
+storage, and no completed step is lost.
 
 Rejected: a barrier (gloo may lose one whose connections end as it is posted); all that leavers know
 through rank 0 (as many bytes as there are workers, to each of them).
@@ -209,7 +210,10 @@ def is_wanted(link: Link, here: bool) -> bool:
 
 
 def all_are_able(link: Link, is_able: bool) -> bool:
-    """Whether all ranks could go on after a loss: else none votes, as one would be waited for.
+    """Whether all ranks could go on after a loss.
+
+    Otherwise none does, and none votes: a vote waits for all, and whoever takes the place of one
+    that could not go on cannot come to the others either.
 
     All ranks call it.
 

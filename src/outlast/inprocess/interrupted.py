@@ -24,6 +24,10 @@ gets what this rank alone can give (what is changed in place
 stays as it lies; what is gathered is its own part, as often as there are ranks), the step is void,
 and the loop's body goes on to its end. From then on nothing more is sent in that body.
 
+Collectives of divided tensors (a norm of FSDP2's gradients) are sent by torch's C++, and waited for
+there. So torch's functions in Python that lead there are seen to in the same way. ``vote`` is a sum
+of our own, which is not to leave a void step: see :mod:`outlast.inprocess.divided`.
+
 Whether the result of a collective goes into the state nobody can tell from outside. So one that
 fails behind the optimizer's step does not leave a step that counts: the step is void there too, the
 weights have changed, and the state comes from a rank whose collective had an end, or from a

@@ -22,6 +22,11 @@ Buffers that DDP takes from rank 0 before the next forward pass (a batch norm's 
 what rank 0 has, for all ranks: what the others have is overwritten before anything is made of it.
 They are kept apart, and not compared.
 
+Of what is divided over the workers (see :mod:`outlast.inprocess.divided`) this worker's part is
+looked at. All of it is gone through at each step's end: FSDP2 puts its parameters in order where it
+is asked for its state. Where it is not known whether a step will count, a copy of the state of
+before is kept beside (``Moment.aside``), until the next attempt.
+
 Guarantees: what ``Looks.take`` gives, completed by the state of a later moment, is what the state
 was then, or it is refused. It is used only for objects of which that was seen to hold: torch's own
 optimizers, models of torch's modules; for all others the whole state is gone through each time.

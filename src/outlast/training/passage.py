@@ -146,6 +146,7 @@ UNSUMMED: Final = (
     "summed in the first step after it"
 )
 TIED: Final = "its loader keeps its place for a number of workers"
+NOT_ALL: Final = "another worker of it could not go on in its process"
 DIVIDED: Final = "its state is divided over so many workers"
 UNKEPT: Final = (
     "a worker's state at that boundary is not one that can be gone on from in its process"
@@ -233,6 +234,8 @@ class Passage:
             self.met(on.link, lambda _: {"data": {}}, on.link.world_size)
         division = division_of(self._objects)
         self._survivor.cannot(division.why_not)
+        if division.twins and not on.sources.votes:
+            self._survivor.cannot(NOT_ALL)
         self._survivor.where = WITH_TWINS if division.twins else ""
         if any(isinstance(one, torch.optim.LBFGS) for one in self._objects.optimizers()):
             self._survivor.cannot(SEARCHES)

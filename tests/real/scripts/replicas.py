@@ -3,8 +3,8 @@
 As ``dying.py`` has it. In the order of a step the places are forward, backward, bucket (behind the
 backward pass of the last block), summed, step (the optimizer has changed its parameters, and has
 not returned), stepped and ended. A device mesh of two groups of half of the workers each; ``flat``
-divides the model over all workers; ``held`` holds a process group in a variable; in ``late`` the
-last rank sums late in step 9.
+divides the model over all workers; in ``held`` rank 0 holds a process group in a variable; in
+``late`` the last rank sums late in step 9.
 """
 
 import random
@@ -88,7 +88,7 @@ def main():
     optimizer.register_step_post_hook(lambda *_: die_here("step"))
     if KIND == "late":
         sum_late(world - 1)
-    held = mesh.get_group(0) if KIND == "held" else None
+    held = mesh.get_group(0) if KIND == "held" and rank == 0 else None
     named = {"model": net, "optimizer": optimizer, "schedule": schedule}
     loader, bodies = own_loader(60), 0
     every = "1000 steps" if KIND in WINDOWS else "5 steps"
@@ -111,13 +111,12 @@ def main():
             if KIND == "clip":
                 norm = nn.utils.clip_grad_norm_(net.parameters(), 0.1)
                 assert norm.full_tensor().isfinite()
-            if held is not None:
-                dist.all_reduce(loss.detach().clone(), group=held)
             die_here("summed")
             optimizer.step()
             die_here("stepped")
             schedule.step()
             die_here("ended")
+    del held
     record_end(session.step, bodies, {name: Local(one) for name, one in named.items()})
 
 

@@ -75,7 +75,7 @@ def test_a_second_loss_on_the_way_changes_nothing(watched):
 def test_a_variable_of_a_function_is_found(watched):
     mine = mesh_group()
     assert "in a variable of a function" in watched.why_not()
-    with pytest.raises(RuntimeError, match="get_group"):
+    with pytest.raises(NotInProcess, match="get_group"):
         watched.let_go()
     assert mine.size() == 1
 

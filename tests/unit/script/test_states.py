@@ -97,7 +97,7 @@ def test_moments_that_are_no_fp32_stay_as_they_are():
 @pytest.fixture
 def hooked():
     calls = []
-    handle = states.hook(lambda: calls.append("before"), lambda: calls.append("graphed"))
+    handle = states.hook(lambda _: calls.append("before"), lambda: calls.append("graphed"))
     yield calls
     handle.remove()
 
@@ -121,7 +121,7 @@ def test_the_hook_is_called_before_any_optimizer_changes_anything(hooked):
 
 def test_the_hook_is_gone_when_it_is_removed():
     calls = []
-    states.hook(lambda: calls.append(1), lambda: None).remove()
+    states.hook(lambda _: calls.append(1), lambda: None).remove()
     stepped(net())
     assert calls == []
 
@@ -169,7 +169,7 @@ def test_what_has_never_been_heard_is_not_certain():
 def test_replays_of_graphs_are_told_until_it_is_removed(monkeypatch):
     stand_in_for_graphs(monkeypatch, lambda calls: calls.append("replayed"))
     calls = []
-    handle = states.hook(lambda: None, lambda: None, lambda: calls.append("told"))
+    handle = states.hook(lambda _: None, lambda: None, lambda: calls.append("told"))
     torch.cuda.CUDAGraph.replay(calls)
     handle.remove()
     torch.cuda.CUDAGraph.replay(calls)
