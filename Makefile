@@ -7,12 +7,13 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check --no-input
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-all test-beside test-unit test-slurm test-newest test-oldest check format unit bench zoo gpu gpu-wheels house system-packages clean
+.PHONY: help demo test test-all test-mosaic test-beside test-unit test-slurm test-newest test-oldest check format unit bench zoo gpu gpu-wheels house system-packages clean
 
 help:
 	@echo "make demo    install into $(VENV), then train through a kill and a notice and prove it"
 	@echo "make test    install with the test extras, then run every test"
 	@echo "make test-all  the same with all examples, seeds and costly cases, drawn anew (hours)"
+	@echo "make test-mosaic  Mosaic's streaming, in an environment of its own (8 GB)"
 	@echo "make test-newest  the same tests but the longest with today's torch, in an environment of its own (8 GB)"
 	@echo "make test-oldest  and with torch 2.11, the oldest that is meant"
 	@echo "make check   format, lint, types, import rules, unit tests (two minutes)"
@@ -86,7 +87,13 @@ test:
 	$(REAL) tests/real -m alone -n 0 $(PYTEST_ARGS) $(CHOSEN)
 
 test-all: export OUTLAST_TEST_ALL = 1
-test-all: test
+test-all: $(VENV)/.installed-loaders
+	+$(MAKE) --no-print-directory test
+
+# Other people's loaders are tested with all examples alone: pyarrow alone has 150 MB.
+$(VENV)/.installed-loaders: $(VENV)/.installed-test
+	$(PIP) install -q -c constraints.txt --no-build-isolation -e '.[loaders]'
+	@touch $@
 
 test-beside: test-unit
 	$(REAL) tests/real -m "not alone" --ignore tests/real/slurm -n $(REAL_PROCESSES) --dist worksteal $(PYTEST_ARGS) $(CHOSEN)
@@ -119,6 +126,19 @@ test-newest: $(NEWEST)/.installed
 test-oldest: $(OLDEST)/.installed
 test-newest test-oldest:
 	$(<D)/bin/python tests/second_chance.py $(NEWEST_TESTS) -n $(TEST_PROCESSES) --dist loadfile
+
+# Mosaic's streaming asks for other versions than the rest, and for torchvision, which brings CUDA's
+# libraries (8 GB); for a person.
+MOSAIC := .venv-mosaic
+$(MOSAIC)/.installed: pyproject.toml
+	$(PYTHON) -m venv $(@D)
+	$(@D)/bin/python -m pip install -q --disable-pip-version-check --no-input 'setuptools<82' torch==2.15.0 \
+	  mosaicml-streaming==0.13.0 torchdata pytest pytest-timeout hypothesis lifelines simpy obstore
+	$(@D)/bin/python -m pip install -q --disable-pip-version-check --no-input --no-build-isolation -e .
+	@touch $@
+
+test-mosaic: $(MOSAIC)/.installed
+	OUTLAST_TEST_ALL=1 $(<D)/bin/python -m pytest tests/real/data/test_data_borrowed.py -k mosaic
 
 unit: $(VENV)/.installed-test
 	$(UNIT) -q
@@ -192,4 +212,4 @@ gpu-wheels:
 	@du -sh $(WHEELS)
 
 clean:
-	rm -rf $(ZOO) $(NEWEST) $(OLDEST) $(VENV) $(GPU) $(WHEELS) build dist src/*.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(ZOO) $(MOSAIC) $(NEWEST) $(OLDEST) $(VENV) $(GPU) $(WHEELS) build dist src/*.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
