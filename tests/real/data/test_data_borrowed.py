@@ -33,6 +33,7 @@ KINDS = {
 CASES = [(kind, num) for kind, (_, counts) in KINDS.items() for num in counts]
 
 
+@pytest.mark.timeout(900)  # grain's processes import everything anew, at each of the starts
 @pytest.mark.parametrize(("kind", "num_ranks"), CASES if ALL else [("nodes", 1)])
 def test_it_sees_the_batches_of_the_undisturbed_run(floor, rng, tmp_path, kind, num_ranks):
     library = KINDS[kind][0]
