@@ -7,12 +7,13 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check --no-input
 
 .DEFAULT_GOAL := help
-.PHONY: help demo dist test test-all test-beside test-unit test-slurm test-wheel test-newest test-oldest check format unit bench zoo gpu gpu-wheels house docs reference pictures system-packages clean
+.PHONY: help demo dist test test-all test-mosaic test-beside test-unit test-slurm test-wheel test-newest test-oldest check format unit bench zoo gpu gpu-wheels house docs reference pictures system-packages clean
 
 help:
 	@echo "make demo    install into $(VENV), then train through a kill and a notice and prove it"
 	@echo "make test    install with the test extras, then run every test"
 	@echo "make test-all  the same with all examples, seeds and costly cases, drawn anew (hours)"
+	@echo "make test-mosaic  Mosaic's streaming, in an environment of its own (8 GB)"
 	@echo "make test-newest  the same tests but the longest with today's torch, in an environment of its own (8 GB)"
 	@echo "make test-oldest  and with torch 2.11, the oldest that is meant"
 	@echo "make dist    the sdist and the wheel, in dist/"
@@ -91,8 +92,14 @@ test:
 	$(REAL) tests/real -m alone -n 0 $(PYTEST_ARGS) $(CHOSEN)
 
 test-all: export OUTLAST_TEST_ALL = 1
-test-all: test
+test-all: $(VENV)/.installed-loaders
+	+$(MAKE) --no-print-directory test
 	+$(MAKE) --no-print-directory test-wheel
+
+# Other people's loaders are tested with all examples alone: pyarrow alone has 150 MB.
+$(VENV)/.installed-loaders: $(VENV)/.installed-test
+	$(PIP) install -q -c constraints.txt --no-build-isolation -e '.[loaders]'
+	@touch $@
 
 # WHEEL_ARGS chooses: --python 3.12 --torch 2.13.0 --find-links PLACE
 dist: $(VENV)/.installed-test
@@ -132,6 +139,19 @@ test-newest: $(NEWEST)/.installed
 test-oldest: $(OLDEST)/.installed
 test-newest test-oldest:
 	$(<D)/bin/python tests/second_chance.py $(NEWEST_TESTS) -n $(TEST_PROCESSES) --dist loadfile
+
+# Mosaic's streaming asks for other versions than the rest, and for torchvision, which brings CUDA's
+# libraries (8 GB); for a person.
+MOSAIC := .venv-mosaic
+$(MOSAIC)/.installed: pyproject.toml
+	$(PYTHON) -m venv $(@D)
+	$(@D)/bin/python -m pip install -q --disable-pip-version-check --no-input 'setuptools<82' torch==2.15.0 \
+	  mosaicml-streaming==0.13.0 torchdata pytest pytest-timeout hypothesis lifelines simpy obstore
+	$(@D)/bin/python -m pip install -q --disable-pip-version-check --no-input --no-build-isolation -e .
+	@touch $@
+
+test-mosaic: $(MOSAIC)/.installed
+	OUTLAST_TEST_ALL=1 $(<D)/bin/python -m pytest tests/real/data/test_data_borrowed.py -k mosaic
 
 unit: $(VENV)/.installed-test
 	$(UNIT) -q
@@ -222,4 +242,4 @@ gpu-wheels:
 	@du -sh $(WHEELS)
 
 clean:
-	rm -rf $(ZOO) $(DOCS) site .cache $(NEWEST) $(OLDEST) $(VENV) $(GPU) $(WHEELS) build dist src/*.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(ZOO) $(MOSAIC) $(DOCS) site .cache $(NEWEST) $(OLDEST) $(VENV) $(GPU) $(WHEELS) build dist src/*.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -12,7 +12,7 @@ under way. Reported:
   by hand (which is done here, as its owner would);
 - *the same run*: whether the weights at the end are those of the framework's own undisturbed run.
 
-    python benchmarks/framework_kills.py [--kills 10] [--workers 1] [--frameworks transformers;lightning]
+    python benchmarks/framework_kills.py [--kills 10] [--frameworks lightning]
 """
 
 from __future__ import annotations

@@ -10,7 +10,8 @@ What can go wrong: data that changed between two attempts. What can be checked (
 size, generators, kind of loader) is, and refused in words.
 
 Rooms within: ``order`` (a pure function of seed, epoch and size, and its cut into shards),
-``loader`` and ``stream`` with ``lanes`` (ours), ``feed`` with ``epochs`` and ``replay``
+``loader`` with ``drawn`` (orders of samplers, steps of several sizes) and ``stream`` with ``lanes``
+(ours), ``usage`` (their wrong uses), ``feed`` with ``epochs``, ``replay`` and ``own_state``
 (anybody's; also which worker goes on with what), ``trail`` and ``audit`` (which samples came),
 ``generators``, ``random_state`` and ``shield``.
 """

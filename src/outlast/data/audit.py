@@ -24,6 +24,7 @@ import numpy as np
 
 from outlast.data.order import places_of
 from outlast.data.trail import (
+    DRAWN,
     MISSING,
     Finding,
     SampleRecord,
@@ -36,7 +37,7 @@ from outlast.data.trail import (
 
 CHUNK: Final = 1 << 18
 IDS_MAX: Final = 256
-_OF_BATCHES: Final = frozenset({"global_batch", "since"})  # of an order: what may change
+_OF_BATCHES: Final = frozenset({"global_batch", "since", "word"})  # of an order: what may change
 _MASK: Final = (1 << 64) - 1
 
 
@@ -120,6 +121,8 @@ class History:
             if not stretch.step < step <= stretch.step + stretch.steps:
                 continue
             if not stretch.global_batch:
+                if stretch.order["kind"] == DRAWN:
+                    raise ValueError(f"its batch was drawn ({stretch.order['by']}), not recorded")
                 raise ValueError("the size of its batch is not known any more")
             if self._record.more:
                 raise ValueError("too many other samples came for all of them to be known")
@@ -145,7 +148,7 @@ class History:
         if self._record.more:
             faults.append(self._unlisted())
         for stretch in self.stretches:
-            fault = self._unexplained(stretch)
+            fault = self._unexplained(stretch) or _disagreement(stretch)
             if fault is not None:
                 faults.append(fault)
         faults.sort(key=lambda fault: (fault.step, fault.last_step))
@@ -303,7 +306,9 @@ class _Explained:
 
         if one.got != MISSING:
             own = self._turn_of(one)
-            if own is None:
+            if own is None and self._order["kind"] == DRAWN:
+                yield fault("out of turn", -2 - one.got, "came, and it was not its turn")
+            elif own is None:
                 yield fault("stranger", one.got, "came, and there is no such sample")
             elif self._repeated[one.got] > 0 and own < self._end:
                 self._repeated[one.got] -= 1
@@ -317,6 +322,8 @@ class _Explained:
     def _turn_of(self, one: Finding) -> int | None:
         """The place of the sample that came, in the epoch in which it came; None if it has none."""
         order = self._order
+        if order["kind"] == DRAWN:
+            return one.got if one.got >= 0 else None
         if order["kind"] == "stream":
             return _place_in_stream(order, one.got) if one.got >= 0 else None
         size = order["size"]
@@ -337,6 +344,15 @@ class _Explained:
                 inside = (position - stretch.position) // stretch.global_batch
                 return f"step {stretch.step + 1 + inside}"
         return "later" if position >= self._stretches[-1].samples_end else "earlier"
+
+
+def _disagreement(stretch: Stretch) -> SampleFault | None:
+    """Workers that had not drawn the same order: samples came twice, and others not at all."""
+    if stretch.order.get("word", "") is not None:
+        return None
+    first, last = stretch.step + 1, stretch.step + stretch.steps
+    text = f"{_steps(first, last)}: {stretch.order['by']} gave the workers different orders"
+    return SampleFault(what="uncounted", step=first, last_step=last, text=text)
 
 
 def _left_out(stretch: Stretch) -> SamplesLeftOut:

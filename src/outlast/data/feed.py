@@ -5,9 +5,10 @@ plain loop over the loader would; ``state`` tells the batches handed out, never 
 ahead; ``restore`` leaves nothing for the first batch to draw that belongs to the epoch's start.
 
 What can go wrong depends on the kind, and each says so where it is written: "outlast" and "stream"
-are exact at any number of workers; "stateful" is as good as the loader's own ``state_dict``;
-"stock" is exact at the same number of workers (``replay.py``); "iterable" is loaded again up to the
-position, and exact as far as what it yields depends on the random numbers at the epoch's start.
+are exact at any number of workers; "stock" is exact at the same number of workers (``replay.py``);
+"iterable" is loaded again up to the position, and exact as far as what it yields depends on the
+random numbers at the epoch's start; "stateful" goes to the loader's own state where that gives the
+newest batch again (``own_state.py``), else is as "iterable".
 
 Batches that a rollback has left out are skipped, on every worker at the same place (``Skipping``).
 Batches are counted, not steps: a step that was undone comes again with another batch. They are
@@ -32,21 +33,18 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
-import torch
-
 from outlast.data import generators, stream
-from outlast.data.epochs import EpochFeed, check_kind, generator_states, restore_generators
+from outlast.data.epochs import check_kind, generator_states, restore_generators
 from outlast.data.generators import Held
 from outlast.data.loader import Loader
 from outlast.data.order import held
-from outlast.data.replay import IterableFeed, StockFeed, has_state, is_stock
+from outlast.data.own_state import HeldState, is_stateful
+from outlast.data.replay import IterableFeed, StockFeed, is_stock
 from outlast.data.stream import Stream
 from outlast.data.trail import Trail
+from outlast.data.usage import check_iterable
 from outlast.errors import ConfigError
 from outlast.policy.rollbacks import Batches, is_left_out
-
-# torchdata's name for "the epoch is over": a loader resumed from it goes straight into the next.
-_FINISHED = "_iterator_finished"
 
 
 class Feed(Protocol):
@@ -131,20 +129,12 @@ def open_feed(
     trail = Trail() if trail is None else trail
     if isinstance(loader, Loader | Stream):
         return OutlastFeed(loader, rank=rank, world_size=world_size, trail=trail, step=step)
-    if not hasattr(loader, "__iter__") and not hasattr(loader, "__getitem__"):
-        raise ConfigError(f"the loader, a {type(loader).__name__}, cannot be iterated")
-    if _is_stateful(loader):
+    check_iterable(loader)
+    if is_stateful(loader):
         return StatefulFeed(loader, world_size=world_size)
     if is_stock(loader):
         return StockFeed(loader, world_size=world_size)
     return IterableFeed(loader, world_size=world_size)
-
-
-def _is_stateful(loader: Any) -> bool:
-    """Whether it has a state that works; a wrapper may have the name alone."""
-    if any(kind.__module__.startswith("torchdata.") for kind in type(loader).__mro__):
-        return True  # asked before its first batch it would start its processes
-    return has_state(loader)
 
 
 class OutlastFeed:
@@ -190,14 +180,27 @@ class OutlastFeed:
     def __next__(self) -> Any:
         """The next batch; an epoch's last one may reach into the next epoch."""
         batch, epoch = self._take()
-        self._trail.took(self.loader.handed)
+        self._trail.took(self.loader.noted, self._span())
         self.epoch = epoch
         return batch
 
     def pass_over(self, step: int) -> None:
         """Leave out the next batch: it is loaded, and noted as left out on purpose."""
         _, self.epoch = self._take()
-        self._begin(step, left_out=self.loader.global_batch)
+        self._begin(step, left_out=self._size())
+
+    def _span(self) -> tuple[int, int, int] | None:
+        """(first, count, samples of all) of the newest batch, where batches differ in size."""
+        loader = self.loader
+        if loader.global_batch or not isinstance(loader, Loader) or loader.portion is None:
+            return None
+        portion = loader.portion
+        return portion.place.position + portion.first, portion.num, portion.size
+
+    def _size(self) -> int:
+        """Samples of the newest batch, of all workers."""
+        span = self._span()
+        return self.loader.global_batch if span is None else span[2]
 
     def _take(self) -> tuple[Any, int]:
         """The next batch, and the epoch of its first sample."""
@@ -220,10 +223,9 @@ class OutlastFeed:
         if self._iterator is None:  # it begins with the first batch
             self._step = step
             return
-        ids = self.loader.handed
-        self._begin(step, back=self.loader.global_batch if in_hand else 0)
+        self._begin(step, back=self._size() if in_hand else 0)
         if in_hand:
-            self._trail.took(ids)
+            self._trail.took(self.loader.noted, self._span())
 
     def _begin(self, step: int, left_out: int = 0, back: int = 0) -> None:
         loader = self.loader
@@ -284,55 +286,57 @@ class OutlastFeed:
 
     def put_down(self) -> None:
         """Another loop begins."""
-        self.close()
-
-    def close(self) -> None:
-        """End the loader's processes; the position stays readable."""
         iterator, self._iterator = self._iterator, None
         close = getattr(iterator, "close", None)
         if close is not None:
             close()
 
+    def close(self) -> None:
+        """End the loader's processes; the position stays readable."""
+        self.put_down()
+        if isinstance(self.loader, Loader):
+            self.loader.close()
 
-class StatefulFeed(EpochFeed):
+
+class StatefulFeed(IterableFeed):
     """A loader with ``state_dict`` and ``load_state_dict``, used as it is.
 
-    Exact as far as the loader's own state is. For torchdata's StatefulDataLoader two gaps are
-    closed here: a generator that the loader shares with its sampler is put back where it was
-    (torchdata skips the draw for the processes' seed when it resumes), and a state taken after
-    an epoch's end leads to the end of that epoch, not into the next.
+    Exact as far as the loader's own state is; where that gives another batch than came, the epoch
+    is gone through again. For torchdata's StatefulDataLoader a gap is closed here: a generator that
+    the loader shares with its sampler is put back where it was (torchdata skips the draw for the
+    processes' seed when it resumes).
     """
 
     kind = "stateful"
 
     def __init__(self, loader: Any, *, world_size: int) -> None:
         super().__init__(loader, world_size=world_size)
-        self._is_torch = isinstance(loader, torch.utils.data.DataLoader)
+        self._own = HeldState(loader)
+        self.goes_on = False
         self._final_state: dict[str, Any] | None = None
+
+    @property
+    def is_hidden(self) -> bool:
+        """Not where it has a state."""
+        return False
 
     def _is_one_shot(self, iterator: Iterator[Any]) -> bool:
         # Many loaders are their own iterator and start over in __iter__; see if this one does.
         return iterator is self.loader and not self.batches
 
-    def _mark_start(self) -> None:
-        """Nothing: the loader's own state is all there is to keep."""
-
     def state(self) -> dict[str, Any]:
-        """The loader's own state (None before it started), and where its generators stand."""
+        """The position, and where the loader's generators stand."""
         if self._final_state is not None:
             return self._final_state
-        # Asked before it started, a StatefulDataLoader would start, and draw random numbers.
-        own = self.loader.state_dict() if self._has_started or not self._is_torch else None
-        if self._is_torch and own and self._iterator is None and _FINISHED in own:
-            own = {**own, _FINISHED: False}
-        return {**super().state(), "loader": own, "generators": generator_states(self.loader)}
+        return {**super().state(), "generators": generator_states(self.loader)}
 
     def _resume(self, state: Mapping[str, Any]) -> None:
-        if state["loader"] is not None:
+        if state.get("loader") is not None:  # of an older version
             self._samplers.tell(self.epoch)
             self.loader.load_state_dict(state["loader"])
-        if self._has_started:
-            self._iterator = self._open()
+            self._iterator = self._open() if self._has_started else None
+        else:
+            super()._resume(state)
         restore_generators(self.loader, state["generators"])
 
     def close(self) -> None:
@@ -396,9 +400,9 @@ def given_back(
 ) -> tuple[Mapping[str, Any], Mapping[str, Any] | None]:
     """The place before the newest batch of ``placed``, and the random numbers of that moment.
 
-    A stream and a loader with a state of its own know only what is behind the batch: ``placed`` is
-    what there is. The random numbers are known for an epoch's first batch, else None: what loading
-    the batch has drawn stays drawn.
+    A stream knows only what is behind the batch, and so does a loader with a state of its own in
+    an epoch's first batch: ``placed`` is what there is then. The random numbers are known for an
+    epoch's first batch, else None: what loading the batch has drawn stays drawn.
     """
     position = placed["position"]
     kind, batches = position["kind"], position.get("batches", 0)
@@ -406,10 +410,13 @@ def given_back(
     if "source" in position:  # a data set's own state
         return placed, None
     if kind == "outlast":
-        before = {"position": position["position"] - position["global_batch"]}
-    elif kind in ("stock", "iterable") and batches > 1:
+        at = position["position"] - position["global_batch"]
+        before = position.get("before", {"position": at})
+    elif kind in ("stock", "iterable", "stateful") and batches > 1:
         passed = [number for number in position.get("passed", ()) if number < batches]
         before = {"batches": batches - 1, "passed": passed}
+        if "tried" in position:  # where its own state is that in front of the batch
+            before["tried"] = {**position["tried"], "word": None}
     elif kind in ("stock", "iterable") and batches:  # as if the epoch had not begun
         start = dict(position["start"])
         random = start.pop("random")
@@ -417,7 +424,8 @@ def given_back(
     else:
         return placed, None
     # What came is not compared then: its word has the batch in it.
-    before |= {name: None for name in ("word",) if name in position}
+    if kind != "outlast" and "word" in position:
+        before["word"] = None
     if "record" in position:
         record = position["record"]
         before["record"] = {**record, "total": record["total"] - 1, "word": None}

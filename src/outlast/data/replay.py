@@ -22,8 +22,8 @@ function that begins a loader anew in each pass, a sampler that is iterated whil
 the random numbers in front of its newest draws are kept too, and put back at the same place. What
 comes on the way is compared with what came then, and a difference is said.
 
-A torch DataLoader over an ``IterableDataset`` that has ``state_dict`` and ``load_state_dict``,
-without loader processes, goes on from its data set's state instead; nothing is read again.
+One with a state of its own (``own_state.py``) goes on from that instead: from where it stood in
+front of the newest batch, if that batch comes again. Nothing else is read again.
 
 What can go wrong: an iterable whose content follows from something else than random numbers is not
 the same, and it is said if one of the batches before the position differs. A one-shot iterator
@@ -37,6 +37,7 @@ import collections
 import contextlib
 import copy
 import gc
+import logging
 import operator
 import types
 from collections.abc import Collection, Iterator, Mapping
@@ -49,8 +50,13 @@ from torch.utils.data.dataloader import _BaseDataLoaderIter
 from outlast.data import generators, random_state, shield
 from outlast.data.epochs import ReplayFeed, check_kind, check_sizes, check_world_size, going_through
 from outlast.data.generators import GeneratorWatch, Held, same
+from outlast.data.own_state import HeldState, IteratorState, state_of_iterator, state_within
 from outlast.data.random_state import preserved
 from outlast.data.trail import chained
+
+logger = logging.getLogger(__name__)
+
+OwnState = HeldState | IteratorState
 
 
 def is_stock(loader: Any) -> bool:
@@ -348,7 +354,11 @@ class IterableFeed(ReplayFeed):
 
     def __init__(self, loader: Any, *, world_size: int) -> None:
         super().__init__(loader, world_size=world_size)
-        self._source = source_of(loader)
+        self._own: OwnState | None = state_within(loader)
+        self._tried: dict[str, Any] = {}  # the newest batch, and the own state in front of it
+        self._is_resumed = False  # from an own state, in this epoch
+        self._before: Any = None  # the own state behind the epoch before, in this loop or another
+        self._end: Any = None  # the same behind this feed's newest batch
         # One that goes on in the next epoch where it was has one record over all of them.
         self.goes_on = hasattr(loader, "__next__") or holds_iterator(loader)
         self._record = DrawRecord()
@@ -361,6 +371,8 @@ class IterableFeed(ReplayFeed):
 
     def go_on_from(self, before: object) -> None:
         """An earlier loop went through the same object; it may go on where it was."""
+        if isinstance(before, IterableFeed):
+            self._before = before._end
         if not isinstance(before, IterableFeed) or not self.goes_on or is_fresh(self.loader):
             return
         self._record, self._start, self._starts = before._record, before._start, before._starts
@@ -373,7 +385,31 @@ class IterableFeed(ReplayFeed):
         self._start["within"] = self._starts
         self._record = DrawRecord()
 
+    def _open(self) -> Iterator[Any]:
+        iterator = super()._open()
+        if self._own is None:
+            self._own = state_of_iterator(iterator)
+        return iterator
+
+    def _end_epoch(self, iterator: Iterator[Any]) -> None:
+        if self._is_resumed and self._own is not None:
+            self._own.pass_ended()
+            self._is_resumed = False
+        super()._end_epoch(iterator)
+        self._before = self._held_state()
+
+    def _held_state(self) -> Any:
+        return self._own.read(None) if isinstance(self._own, HeldState) else None
+
+    def close(self) -> None:
+        """End the loader's processes; the position stays readable."""
+        if self._has_started and self._end is None:
+            self._end = self._held_state()
+        super().close()
+
     def _take(self, iterator: Iterator[Any]) -> Any:
+        # A state in front of an epoch's first batch is that behind the epoch before.
+        own = self._own.read(iterator) if self.batches and self._own else self._before
         seen, held, num_made = random_state.look(), self._held.read(), generators.num_made()
         with generators.by_a_feed():
             batch = next(iterator)
@@ -383,32 +419,23 @@ class IterableFeed(ReplayFeed):
         if drew or began:
             mark = {"random": random_state.as_data(seen), "held": self._held.data_of(held)}
         self._record.came(batch, mark, began=began, drew=drew)
+        self._tried = {"from": own, "word": chained(0, batch)} if own is not None else {}
         return batch
 
     def state(self) -> dict[str, Any]:
-        """The position; what came before it, or the data set's own state in place of that."""
+        """The position; what came before it, and an own state in front of the newest batch."""
         state = {**super().state(), "record": self._record.state(), "sizes": sizes_of(self.loader)}
-        if self._source is not None:
-            state["source"] = self._source.state_dict()
-            state["source_ended"] = self._has_started and self._has_ended()
-        return state
-
-    def _has_ended(self) -> bool:
-        """Whether the data set has come to its end: its state is that of its next pass."""
-        fetcher = getattr(self._iterator, "_dataset_fetcher", None)
-        return self._iterator is None or bool(getattr(fetcher, "ended", False))
+        return {**state, "tried": self._tried} if self._tried else state
 
     def _resume(self, state: Mapping[str, Any]) -> None:
         check_sizes(state.get("sizes", {}), sizes_of(self.loader))
         saved = DrawRecord(state["record"]) if "record" in state else None
         self._record = saved or DrawRecord({"total": state["batches"]})
-        if self._source is not None and "source" in state:
-            self._source.load_state_dict(state["source"])
-            if self._has_started:
-                self._start = dict(state["start"])
-                is_over = bool(state.get("source_ended"))
-                self._iterator = iter(()) if is_over else self._open()
-            return
+        tried = state.get("tried")
+        if tried and self._has_started:
+            self._start = dict(state["start"])
+            if self._goes_on_from(tried):
+                return
         word = self._record.word
         super()._resume(state)
         if self.goes_on and self._record.total and not self._has_started:
@@ -427,6 +454,37 @@ class IterableFeed(ReplayFeed):
                 "not what it gave",
                 "Give steps() the DataLoader itself, or outlast.data.Loader or Stream",
             )
+
+    def _goes_on_from(self, tried: Mapping[str, Any]) -> bool:
+        """Go on behind the newest batch, if the own state in front of it gives that batch."""
+        own, number = self._own or IteratorState(), self._record.total - 1
+        marks = self._record.marks()
+        if self.batches == 1:
+            self._rewind()
+        elif number in marks:  # what the batch draws is part of it
+            self._put(marks[number])
+        self._samplers.tell(self.epoch)
+        try:
+            with generators.by_a_feed():
+                self._iterator = own.resumed(tried["from"], self._open)
+                if tried["word"] is None:  # the batch was given back
+                    self._is_resumed = True
+                    return True
+                batch = next(self._iterator, self)
+                if batch is self:  # it had gone to the end of the epoch before
+                    own.pass_ended()
+                    self._iterator = self._open()
+                    batch = next(self._iterator)
+            came = chained(0, batch)
+        except Exception as error:  # noqa: BLE001 - it may raise anything, from its processes too
+            logger.info("%s does not go to its own state: %r", type(self.loader).__name__, error)
+            came = None
+        if came == tried["word"]:
+            self._is_resumed, self._tried = True, dict(tried)
+            return True
+        self._end_processes()
+        own.put_back()
+        return False
 
     def _replay(self) -> None:
         starts = iter(self._start.get("within", ()))
@@ -468,31 +526,6 @@ class IterableFeed(ReplayFeed):
                 return next(self._iterator)
             except StopIteration:
                 raise self._too_short(number) from None
-
-
-def source_of(loader: Any) -> Any | None:
-    """The data set of a torch DataLoader that is resumed from the data set's own state."""
-    if not isinstance(loader, torch.utils.data.DataLoader) or loader.num_workers:
-        return None
-    dataset = loader.dataset
-    is_stream = isinstance(dataset, torch.utils.data.IterableDataset)
-    plain = type(loader).__iter__ is torch.utils.data.DataLoader.__iter__
-    return dataset if is_stream and plain and has_state(dataset) else None
-
-
-def has_state(value: Any) -> bool:
-    """Whether ``value`` has a ``state_dict`` that works, and ``load_state_dict``."""
-    try:
-        read, write = value.state_dict, value.load_state_dict
-    except Exception:  # noqa: BLE001 - a wrapper may raise anything
-        return False
-    if not callable(read) or not callable(write):
-        return False
-    with preserved():
-        try:
-            return read() is not None
-        except Exception:  # noqa: BLE001
-            return False
 
 
 def is_fresh(loader: Any) -> bool:

@@ -34,9 +34,11 @@ from outlast.data.lanes import Lane, LaneSource, Point
 from outlast.data.loader import COLLATE_TAG, checked_int, identity
 from outlast.data.order import held, mix64
 from outlast.data.random_state import preserved, seed_all
+from outlast.data.usage import answered
 from outlast.errors import ConfigError
 
 KIND: Final = "stream"
+FORM: Final = "outlast.data.Stream(read, num_shards=N, global_batch=B)"
 LANES_MAX: Final = 64  # unless set
 
 
@@ -78,6 +80,7 @@ class Stream:
         ConfigError: a setting out of range, or that does not fit another.
     """
 
+    @answered("outlast.data.Stream", FORM)
     def __init__(
         self,
         shards: Any,
@@ -131,6 +134,11 @@ class Stream:
     def kind(self) -> str:
         """What its positions are marked with."""
         return KIND
+
+    @property
+    def noted(self) -> NDArray[np.int64]:
+        """What is recorded of ``handed``."""
+        return self.handed
 
     @property
     def lanes(self) -> range:

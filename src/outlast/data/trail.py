@@ -45,7 +45,7 @@ import contextlib
 import functools
 import itertools
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, Final, Protocol
+from typing import Any, Final, NamedTuple, Protocol
 
 import msgspec
 import numpy as np
@@ -151,6 +151,8 @@ FINDINGS_MAX: Final = 256  # of each worker
 LOT: Final = 1 << 14  # ids that are noted together
 BATCHES_TOLD, IDS_TOLD = 16, 1 << 10  # or, where the record is told at each step, so few at most
 _LOT: Final = "lot"
+_WORD: Final = "word"  # of a drawn order: for the epoch in which a stretch begins
+DRAWN: Final = "drawn"  # the kind of an order that a sampler draws
 MISSING: Final = -1
 
 Ids = npt.NDArray[np.int64]
@@ -221,9 +223,12 @@ class SampleRecord(msgspec.Struct, kw_only=True):
 def expected(order: Mapping[str, Any], positions: Ids) -> Ids:
     """The ids whose turn it is at ``positions``.
 
-    A stream's ids are numbers: p is the ``p // lanes``-th sample of lane ``p % lanes``. In a batch
-    the samples of one lane lie together.
+    Where the order is drawn, they are the positions themselves: the worker has compared what came
+    with what was drawn. A stream's ids are numbers: p is the ``p // lanes``-th sample of lane
+    ``p % lanes``. In a batch the samples of one lane lie together.
     """
+    if order["kind"] == DRAWN:
+        return positions
     if order["kind"] == "stream":
         lanes, since = order["lanes"], order["since"]
         per_lane = order["global_batch"] // lanes
@@ -253,15 +258,33 @@ class _Lot(msgspec.Struct, kw_only=True, frozen=True):
     """Batches of the newest stretch that are not counted yet.
 
     Attributes:
-        first, count: the worker's slice of each batch.
         noted: the stretch's steps that are counted.
         ids: of each batch, in hexadecimal.
+        spans: of each batch, see ``_Had``; an older version has the worker's slice of all batches.
+        first, count: that slice.
+    """
+
+    noted: int
+    ids: list[str]
+    spans: list[tuple[int, int, int]] = []
+    first: int = 0
+    count: int = 0
+
+
+class _Had(NamedTuple):
+    """A worker's part of a batch.
+
+    Attributes:
+        first: the position of its first sample.
+        num: how many samples were its due.
+        size: samples of the batch, of all workers.
+        ids: those that came.
     """
 
     first: int
-    count: int
-    noted: int
-    ids: list[str]
+    num: int
+    size: int
+    ids: Ids
 
 
 class Trail:
@@ -273,7 +296,7 @@ class Trail:
         self._open: Stretch | None = None
         self._first = self._count = 0
         self._noted = 0  # steps of the open stretch that are in its digest
-        self._lot: list[Ids] = []
+        self._lot: list[_Had] = []
         self._lot_size = 0
 
     def begin(
@@ -294,7 +317,7 @@ class Trail:
         Args:
             step: completed steps of the job.
             position: the job's cursor, in samples.
-            global_batch: samples per step.
+            global_batch: samples per step; 0 where batches differ.
             world_size: number of workers.
             slice_of_batch: (first, behind the last) of this worker's samples in each batch.
             order: what the ids follow from; see :func:`expected`.
@@ -320,15 +343,23 @@ class Trail:
         self._first, self._count = slice_of_batch[0], slice_of_batch[1] - slice_of_batch[0]
         self._noted = 0
 
-    def took(self, ids: Ids) -> None:
-        """A batch was handed out, made of the samples ``ids``."""
+    def took(self, ids: Ids, span: tuple[int, int, int] | None = None) -> None:
+        """A batch was handed out, made of the samples ``ids``.
+
+        Args:
+            ids: those that came.
+            span: position of the worker's first sample, how many are its due, and how many the
+                batch has; None where all batches are cut alike.
+        """
         stretch = self._open
         assert stretch is not None  # noqa: S101 - a feed begins before it hands out
+        alike = stretch.samples_end + self._first, self._count, stretch.global_batch
+        had = _Had(*(span or alike), ids)
         stretch.steps += 1
-        stretch.samples_end += stretch.global_batch
+        stretch.samples_end += had.size
         if self._lot_size >= LOT:
             self._note()
-        self._lot.append(ids)
+        self._lot.append(had)
         self._lot_size += max(len(ids), 1)  # there may be fewer shards than workers
 
     def cut(self, step: int) -> None:
@@ -360,9 +391,10 @@ class Trail:
         is_begun = self._open is not None and not self._open.steps
         found = {"number": self._number - is_begun, **msgspec.to_builtins(record)}
         if self._lot:
-            slices = {"first": self._first, "count": self._count, "noted": self._noted}
-            found[_LOT] = slices | {
-                "ids": [np.asarray(one, "<i8").tobytes().hex() for one in self._lot]
+            found[_LOT] = {
+                "noted": self._noted,
+                "ids": [np.asarray(one.ids, "<i8").tobytes().hex() for one in self._lot],
+                "spans": [[one.first, one.num, one.size] for one in self._lot],
             }
         return found
 
@@ -381,9 +413,8 @@ class Trail:
     def _close(self, step: int) -> None:
         stretch = self._open
         while stretch is not None and self._lot and stretch.step + stretch.steps > step:
-            self._lot.pop()
             stretch.steps -= 1
-            stretch.samples_end -= stretch.global_batch
+            stretch.samples_end -= self._lot.pop().size
         self._note()
         if self._open is not None and self._open.steps:
             self._record.stretches = _kept([*self._record.stretches, self._open])
@@ -396,22 +427,25 @@ class Trail:
         if stretch is None or not lot:
             return
         self._lot = self._lot[cut:]
-        self._lot_size = sum(max(len(ids), 1) for ids in self._lot)
-        first = stretch.position + self._noted * stretch.global_batch + self._first
-        starts = first + np.arange(len(lot), dtype=np.int64) * stretch.global_batch
-        positions = starts[:, None] + np.arange(self._count, dtype=np.int64)
+        self._lot_size = sum(max(len(had.ids), 1) for had in self._lot)
+        counts = np.array([had.num for had in lot])
+        ends = np.cumsum(counts)
+        firsts = np.array([had.first for had in lot], np.int64)
+        positions = np.arange(ends[-1], dtype=np.int64) + np.repeat(firsts - ends + counts, counts)
         turns = expected(stretch.order, positions)
-        if all(len(ids) == self._count for ids in lot):
-            got = np.stack(lot)
+        if all(len(had.ids) == had.num for had in lot):
+            got = np.concatenate([had.ids for had in lot])
             self._sum(positions, got)
-            wrong = np.flatnonzero((got != turns).any(axis=1)).tolist()
+            places = np.flatnonzero(got != turns)
+            wrong = np.unique(np.searchsorted(ends, places, side="right")).tolist()
         else:
             wrong = list(range(len(lot)))
-            for start, ids in zip(starts.tolist(), lot, strict=True):
-                self._sum(start + np.arange(len(ids), dtype=np.int64), ids)
+            for had in lot:
+                self._sum(had.first + np.arange(len(had.ids), dtype=np.int64), had.ids)
         for row in wrong:
+            due = turns[ends[row] - counts[row] : ends[row]]
             step = stretch.step + self._noted + row + 1
-            self._compare(step, int(starts[row]), turns[row], lot[row])
+            self._compare(step, lot[row].first, due, lot[row].ids)
         self._noted += len(lot)
 
     def _sum(self, positions: Ids, ids: Ids) -> None:
@@ -450,8 +484,15 @@ def _counted(record: SampleRecord, lot: _Lot) -> SampleRecord:
         raise ValueError("batches without a stretch that they belong to")
     trail = Trail()
     trail._record, trail._open = record, record.stretches[-1]
-    trail._first, trail._count, trail._noted = lot.first, lot.count, lot.noted
-    trail._lot = [np.frombuffer(bytes.fromhex(one), "<i8") for one in lot.ids]
+    trail._noted, newest = lot.noted, trail._open
+    first, size = newest.position + lot.first, newest.global_batch
+    spans = lot.spans or [
+        (first + (lot.noted + number) * size, lot.count, size) for number in range(len(lot.ids))
+    ]
+    trail._lot = [
+        _Had(*span, np.frombuffer(bytes.fromhex(ids), "<i8"))
+        for span, ids in zip(spans, lot.ids, strict=True)
+    ]
     trail._note()
     return record
 
@@ -468,6 +509,8 @@ def merged(records: Iterable[SampleRecord]) -> SampleRecord:
             if known is None:
                 by_number[stretch.number] = msgspec.structs.replace(stretch)
             else:
+                if known.order != stretch.order:  # these workers had not drawn the same
+                    known.order = {**known.order, _WORD: None}
                 known.samples += stretch.samples
                 known.digest = _added(known.digest, stretch.digest)
     found.stretches = [by_number[number] for number in sorted(by_number)]
@@ -503,7 +546,7 @@ def _kept(stretches: list[Stretch]) -> list[Stretch]:
         if (
             last is not None
             and stretch.number <= limit
-            and last.order == stretch.order
+            and _lasting(last.order) == _lasting(stretch.order)
             and last.step + last.steps == stretch.step
             and last.samples_end == stretch.position
         ):
@@ -513,10 +556,16 @@ def _kept(stretches: list[Stretch]) -> list[Stretch]:
     return kept
 
 
+def _lasting(order: Mapping[str, Any]) -> dict[str, Any]:
+    """What is the same in all epochs, if all workers have drawn the same."""
+    return {key: value for key, value in order.items() if key != _WORD or value is None}
+
+
 def _joined(one: Stretch, other: Stretch) -> Stretch:
     same_batch = one.global_batch == other.global_batch
     return msgspec.structs.replace(
         one,
+        order=_lasting(one.order),
         steps=one.steps + other.steps,
         samples_end=other.samples_end,
         global_batch=one.global_batch if same_batch else 0,

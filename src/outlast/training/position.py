@@ -514,6 +514,7 @@ class Position:
         before.hold(self._held)
         before.restore(position)
         before.max_epochs = before.epoch + 1
+        feed.go_on_from(before)
         return before
 
     def _may_count_twice(self, afresh: Afresh) -> list[str]:

@@ -1,4 +1,6 @@
-"""A packed, shuffled stream under ``outlast run``, whose number of workers changes on the way."""
+"""A packed, shuffled stream under ``outlast run``, whose number of workers changes on the way; and
+a loader in whose steps weights and lengths have a hand.
+"""
 
 import collections
 import json
@@ -6,6 +8,7 @@ import signal
 import sys
 from pathlib import Path
 
+import pytest
 from floor import SCRIPTS, Job, until
 
 OUTLAST = Path(sys.executable).with_name("outlast")
@@ -13,9 +16,9 @@ STREAMS = SCRIPTS / "streams.py"
 STEPS = 50
 
 
-def calm_run(floor, place):
+def calm_run(floor, place, *options):
     calm = Job(place / "calm")
-    (rank,) = floor.ranks(1, STREAMS, calm.records, STEPS, env=calm.env)
+    (rank,) = floor.ranks(1, STREAMS, calm.records, STEPS, *options, env=calm.env)
     assert rank.wait() == 0, rank.text
     return calm
 
@@ -47,12 +50,13 @@ def steps_of(job):
     return found
 
 
-def test_workers_come_and_go(floor, rng, tmp_path):
-    calm = calm_run(floor, tmp_path)
+@pytest.mark.parametrize("options", [(), ("--drawn",)], ids=["stream", "drawn"])
+def test_workers_come_and_go(floor, rng, tmp_path, options):
+    calm = calm_run(floor, tmp_path, *options)
     job = Job(tmp_path / "job", 3)
     ended = collections.Counter()
     for workers in (2, 3, 1):
-        running = run(floor, job, workers, "--pause", 0.03, "--num-workers", 1)
+        running = run(floor, job, workers, "--pause", 0.03, "--num-workers", 1, *options)
         since, later = job.begun(), rng.randrange(3, 12)
         until(lambda n=since + later: job.begun() >= n, "steps", running=running)
         if workers == 3:
@@ -63,14 +67,20 @@ def test_workers_come_and_go(floor, rng, tmp_path):
             running.signal(signal.SIGTERM)
             assert running.wait() == 75, running.text
         ended[running.poll()] += 1
-    last = run(floor, job, 2)
+    last = run(floor, job, 2, *options)
     assert last.wait() == 0, last.text
     assert ended == {75: 2, -signal.SIGKILL: 1}
     assert steps_of(job) == calm.consumed()
     assert job.final(0)["hash"] == job.final(1)["hash"] == calm.final()["hash"]
-    verdict = audit(floor, job, "--samples", "--ids", f"1-{STEPS}")
-    assert (verdict["proved"], verdict["steps"], verdict["samples"]) == (True, STEPS, 8 * STEPS)
+    samples = sum(map(len, calm.consumed().values()))
+    asked = () if options else ("--ids", f"1-{STEPS}")  # those of drawn steps are not recorded
+    verdict = audit(floor, job, "--samples", *asked)
+    assert (verdict["proved"], verdict["steps"], verdict["samples"]) == (True, STEPS, samples)
     assert [one["world_size"] for one in verdict["stretches"]] == [2, 3, 1, 2]
+    if options:
+        assert len({*map(len, calm.consumed().values())}) > 3
+        return
+    assert samples == 8 * STEPS
     assert sorted(i for ids in verdict["ids"].values() for i in ids) == list(range(8 * STEPS))
 
 

@@ -37,6 +37,31 @@ def collate(samples):
     return tokens, (tokens % 97).double() / 97
 
 
+class Rows:
+    """Rows of tokens that can be asked for by number."""
+
+    def __len__(self):
+        return 50
+
+    def __getitem__(self, index):
+        return torch.arange(index * LENGTH, (index + 1) * LENGTH)
+
+
+def drawn(num_workers):
+    """A loader whose steps differ in size, in an order that weights draw."""
+    return outlast.data.Loader(
+        Rows(),
+        weights=[1 + index % 3 for index in range(50)],
+        lengths=[1 + index % 5 for index in range(50)],
+        global_tokens=30,
+        seed=3,
+        collate_fn=collate,
+        num_workers=num_workers,
+        persistent_workers=num_workers > 0,
+        worker_init_fn=torch.manual_seed,
+    )
+
+
 class Repeating(outlast.data.Stream):
     """Hands out its ninth batch twice."""
 
@@ -53,6 +78,7 @@ def main():
     parser.add_argument("steps", type=int)
     parser.add_argument("--pause", type=float, default=0.0, help="seconds, in each step")
     parser.add_argument("--num-workers", type=int, default=0)
+    parser.add_argument("--drawn", action="store_true", help="no stream: a loader by weights")
     parser.add_argument("--plant", action="store_true", help="a bug in the stream")
     options = parser.parse_args()
     torch.set_num_threads(1)
@@ -60,16 +86,20 @@ def main():
     torch.manual_seed(0)
     model = nn.Linear(LENGTH, LENGTH, bias=False, dtype=torch.float64)
     kind = Repeating if options.plant else outlast.data.Stream
-    stream = kind(
-        documents,
-        num_shards=len(LENGTHS),
-        global_batch=8,
-        lanes=4,
-        seed=3,
-        buffer=6,
-        pack=LENGTH,
-        collate_fn=collate,
-        num_workers=options.num_workers,
+    stream = (
+        drawn(options.num_workers)
+        if options.drawn
+        else kind(
+            documents,
+            num_shards=len(LENGTHS),
+            global_batch=8,
+            lanes=4,
+            seed=3,
+            buffer=6,
+            pack=LENGTH,
+            collate_fn=collate,
+            num_workers=options.num_workers,
+        )
     )
     named = {"model": model, "optimizer": Exact(model, 8)}
     rank = dist.get_rank()
