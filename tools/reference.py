@@ -262,7 +262,12 @@ def entry(module: str, name: str) -> str:
         parts = [f"## {full}()", f"```python\n{signature(node, full, is_method=False)}\n```"]
         return "\n\n".join([*parts, markdown(doc_of(node, full))])
     parts = [f"## class {full}"]  # one of them differs from a function's by a capital letter only
-    methods = {one.name: one for one in node.body if isinstance(one, ast.FunctionDef)}
+    methods = {
+        one.name: one
+        for one in node.body
+        if isinstance(one, ast.FunctionDef)
+        and not any(ast.unparse(each).endswith(".setter") for each in one.decorator_list)
+    }
     if "__init__" in methods and name not in ("Session", "PendingSave"):  # given, not made
         parts.append(f"```python\n{signature(methods['__init__'], full, is_method=True)}\n```")
     parts.append(markdown(doc_of(node, full)))
