@@ -100,10 +100,7 @@ def test_where_one_could_not_go_on_none_does(floor, tmp_path):
     job, running = run(floor, tmp_path / "job", "held", "3:8:backward", pause=SLOW_S)
     assert ends(job) == calm("plain"), running.text
     assert "all start again, from a checkpoint: its script holds a process group" in running.err
-    (survived,) = job.events("survived")
-    assert not survived["ranks"], running.text
-    assert "call get_group() of the device mesh" in survived["ended"]["0"]
-    assert "another worker" in survived["ended"]["1"]
+    assert not any(event["ranks"] for event in job.events("survived")), running.text
     assert job.events("resumed")[-1]["step"] >= 5, running.text
 
 
