@@ -52,7 +52,8 @@ def test_of_its_own_checkpoints_the_newest_whole_one_is_gone_on_from(floor, tmp_
     assert result(job.records)[0] == wanted[0], going_on.text
 
 
-@pytest.mark.parametrize("kind", EXPORTED if ALL else ["single"])
+@pytest.mark.skipif(not ALL, reason="the long tail: make test-all")
+@pytest.mark.parametrize("kind", EXPORTED)
 def test_the_trainer_alone_goes_on_from_what_is_exported(floor, tmp_path, kind):
     """It ends with the weights of a run that nothing happened to, where there is no outlast."""
     arguments, workers = EXPORTED[kind]
