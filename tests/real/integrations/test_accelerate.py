@@ -38,7 +38,7 @@ def test_killed_and_drained_it_is_the_same_run(floor, tmp_path, kind):
     check_the_same_run(floor, tmp_path, SCRIPT, KINDS[kind])
 
 
-@pytest.mark.skipif(not ALL, reason="the long tail")
+@pytest.mark.skipif(not ALL, reason="the long tail: make test-all")
 def test_what_it_has_loaded_itself_is_not_loaded_over_a_resume(floor, tmp_path):
     """The script calls load_state() whenever it starts; a resumed session is further."""
     before = floor.warm(SCRIPT, tmp_path, "--plain", "--saves", 20)

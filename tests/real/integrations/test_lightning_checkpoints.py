@@ -15,11 +15,13 @@ from outlast.errors import ConfigError
 from outlast.integrations import state_file
 from outlast.integrations.lightning_checkpoints import OutlastCheckpointIO
 from outlast.integrations.state_file import FileDamagedError
+from thorough import ALL
 
 SCRIPT = SCRIPTS / "lightning_trainer.py"
 pytestmark = pytest.mark.filterwarnings("ignore")  # Lightning's advice
 
 
+@pytest.mark.skipif(not ALL, reason="the long tail: make test-all")
 def test_from_the_newest_whole_one_lightning_alone_ends_with_the_same_weights(floor, tmp_path):
     killed = floor.warm(SCRIPT, tmp_path, "--plain", "--io", "--die", 27, env=ENV)
     assert killed.wait() == -signal.SIGKILL, killed.text

@@ -80,7 +80,8 @@ def test_who_asks_to_resume_goes_on_although_it_is_another_command(floor, tmp_pa
     assert result(job.records)[0] == wanted[0], going_on.text
 
 
-@pytest.mark.parametrize("kind", EXPORTED if ALL else ["single"])
+@pytest.mark.skipif(not ALL, reason="the long tail: make test-all")
+@pytest.mark.parametrize("kind", EXPORTED)
 def test_the_trainer_alone_goes_on_from_what_is_exported(floor, tmp_path, kind):
     """It ends with the weights of a run that nothing happened to, where there is no outlast."""
     arguments, workers = EXPORTED[kind]
