@@ -21,7 +21,7 @@ NAMES = {
     "dcp_writer",
     "session",
 }
-SESSION = {"cannot_repeat", "epochs", "log", "resumed", "save", "step", "steps"}
+SESSION = {"adapted", "cannot_repeat", "epochs", "log", "resumed", "save", "step", "steps"}
 ARGUMENTS = {
     "dir",
     "every",

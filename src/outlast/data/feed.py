@@ -33,18 +33,23 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
+import torch
+
 from outlast.data import generators, stream
-from outlast.data.epochs import check_kind, generator_states, restore_generators
-from outlast.data.generators import Held
+from outlast.data.epochs import EpochFeed, check_kind, generator_states, restore_generators
+from outlast.data.generators import Held, same
 from outlast.data.loader import Loader
 from outlast.data.order import held
-from outlast.data.own_state import HeldState, is_stateful
+from outlast.data.own_state import HeldState, is_of_others, is_stateful
 from outlast.data.replay import IterableFeed, StockFeed, is_stock
 from outlast.data.stream import Stream
 from outlast.data.trail import Trail
 from outlast.data.usage import check_iterable
 from outlast.errors import ConfigError
 from outlast.policy.rollbacks import Batches, is_left_out
+
+# torchdata's name for "the epoch is over": a loader resumed from it goes straight into the next.
+_FINISHED = "_iterator_finished"
 
 
 class Feed(Protocol):
@@ -110,7 +115,13 @@ class Feed(Protocol):
 
 
 def open_feed(
-    loader: Any, *, rank: int, world_size: int, trail: Trail | None = None, step: int = 0
+    loader: Any,
+    *,
+    rank: int,
+    world_size: int,
+    trail: Trail | None = None,
+    step: int = 0,
+    is_trusted: bool = False,
 ) -> Feed:
     """The feed that suits ``loader``.
 
@@ -122,6 +133,7 @@ def open_feed(
         world_size: number of workers.
         trail: the record of what is handed out, where the loader tells.
         step: completed steps of the job.
+        is_trusted: whether a state of the loader's own is gone to without a trial.
 
     Raises:
         ConfigError: ``loader`` cannot be iterated, or not by this many workers.
@@ -131,7 +143,8 @@ def open_feed(
         return OutlastFeed(loader, rank=rank, world_size=world_size, trail=trail, step=step)
     check_iterable(loader)
     if is_stateful(loader):
-        return StatefulFeed(loader, world_size=world_size)
+        is_exact = is_trusted or getattr(type(loader), "has_exact_state", False)
+        return (TrustedFeed if is_exact else StatefulFeed)(loader, world_size=world_size)
     if is_stock(loader):
         return StockFeed(loader, world_size=world_size)
     return IterableFeed(loader, world_size=world_size)
@@ -298,6 +311,53 @@ class OutlastFeed:
             self.loader.close()
 
 
+class TrustedFeed(EpochFeed):
+    """A loader whose ``state_dict`` stands right behind the newest batch, and leaves nothing out.
+
+    Those that Outlast puts around a framework's loaders say so of themselves (``has_exact_state``).
+    For torchdata's StatefulDataLoader two gaps are closed here: a generator that the loader shares
+    with its sampler is put back where it was (torchdata skips the draw for the processes' seed when
+    it resumes), and a state taken after an epoch's end leads to the end of that epoch, not into the
+    next.
+    """
+
+    kind = "stateful"
+
+    def __init__(self, loader: Any, *, world_size: int) -> None:
+        super().__init__(loader, world_size=world_size)
+        self._is_torch = isinstance(loader, torch.utils.data.DataLoader)
+        self._final_state: dict[str, Any] | None = None
+
+    def _is_one_shot(self, iterator: Iterator[Any]) -> bool:
+        return iterator is self.loader and not self.batches
+
+    def _mark_start(self) -> None:
+        """Nothing: the loader's own state is all there is to keep."""
+
+    def state(self) -> dict[str, Any]:
+        """The loader's own state (None before it started), and where its generators stand."""
+        if self._final_state is not None:
+            return self._final_state
+        # Asked before it started, a StatefulDataLoader would start, and draw random numbers.
+        own = self.loader.state_dict() if self._has_started or not self._is_torch else None
+        if self._is_torch and own and self._iterator is None and _FINISHED in own:
+            own = {**own, _FINISHED: False}
+        return {**super().state(), "loader": own, "generators": generator_states(self.loader)}
+
+    def _resume(self, state: Mapping[str, Any]) -> None:
+        if state["loader"] is not None:
+            self._samplers.tell(self.epoch)
+            self.loader.load_state_dict(state["loader"])
+        if self._has_started:
+            self._iterator = self._open()
+        restore_generators(self.loader, state["generators"])
+
+    def close(self) -> None:
+        """End the loader's processes; the position stays readable."""
+        self._final_state = self.state()
+        super().close()
+
+
 class StatefulFeed(IterableFeed):
     """A loader with ``state_dict`` and ``load_state_dict``, used as it is.
 
@@ -311,7 +371,7 @@ class StatefulFeed(IterableFeed):
 
     def __init__(self, loader: Any, *, world_size: int) -> None:
         super().__init__(loader, world_size=world_size)
-        self._own = HeldState(loader)
+        self._own = self._holder = HeldState(loader)
         self.goes_on = False
         self._final_state: dict[str, Any] | None = None
 
@@ -328,7 +388,14 @@ class StatefulFeed(IterableFeed):
         """The position, and where the loader's generators stand."""
         if self._final_state is not None:
             return self._final_state
-        return {**super().state(), "generators": generator_states(self.loader)}
+        found = {**super().state(), "generators": generator_states(self.loader)}
+        return {**found, "behind": self._holder.read(None)} if self._may_change else found
+
+    @property
+    def _may_change(self) -> bool:
+        """Whether a step may set the loader itself: its pace, say. Nobody sets those known here."""
+        is_known = isinstance(self.loader, torch.utils.data.DataLoader) or is_of_others(self.loader)
+        return self._has_started and not is_known
 
     def _resume(self, state: Mapping[str, Any]) -> None:
         if state.get("loader") is not None:  # of an older version
@@ -337,6 +404,9 @@ class StatefulFeed(IterableFeed):
             self._iterator = self._open() if self._has_started else None
         else:
             super()._resume(state)
+            behind = state.get("behind")
+            if behind is not None and not same([behind], [self._holder.read(None)]):
+                self._iterator = self._holder.resumed(behind, self._open)
         restore_generators(self.loader, state["generators"])
 
     def close(self) -> None:
@@ -407,7 +477,7 @@ def given_back(
     position = placed["position"]
     kind, batches = position["kind"], position.get("batches", 0)
     random = None
-    if "source" in position:  # a data set's own state
+    if "source" in position or "loader" in position:  # a state that is behind the batch
         return placed, None
     if kind == "outlast":
         at = position["position"] - position["global_batch"]

@@ -117,6 +117,11 @@ def is_stateful(loader: Any) -> bool:
     return _is_torchdata(loader) or has_state(loader)
 
 
+def is_of_others(loader: Any) -> bool:
+    """Whether it is of a library whose loaders keep their state to themselves."""
+    return _is_torchdata(loader) or _pipeline_of(loader) is not None
+
+
 def _is_torchdata(loader: Any) -> bool:
     return any(kind.__module__.startswith("torchdata.") for kind in type(loader).__mro__)
 

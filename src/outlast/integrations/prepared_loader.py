@@ -33,6 +33,8 @@ class PreparedLoader:
         world_size: number of processes.
     """
 
+    has_exact_state = True
+
     def __init__(self, loader: Any, *, rank: int, world_size: int) -> None:
         self._loader, self._rank, self._world_size = loader, rank, world_size
         self._place: dict[str, Any] = {}
@@ -83,7 +85,7 @@ class PreparedLoader:
 
     def _open(self) -> Feed:
         base = self._loader.base_dataloader
-        feed = open_feed(base, rank=self._rank, world_size=self._world_size)
+        feed = open_feed(base, rank=self._rank, world_size=self._world_size, is_trusted=True)
         feed.hold(Held([("loader", base)]))
         feed.max_epochs = 1
         return feed

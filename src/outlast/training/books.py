@@ -330,8 +330,8 @@ class AttemptBooks:
         Raises:
             ConfigError: the loader cannot be used.
         """
-        me = {"rank": self.link.rank, "world_size": self.link.world_size}
-        feed = open_feed(loader, **me, trail=trail, step=step)
+        rank, world_size = self.link.rank, self.link.world_size
+        feed = open_feed(loader, rank=rank, world_size=world_size, trail=trail, step=step)
         self.tell_of(feed)
         return feed
 

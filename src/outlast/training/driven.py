@@ -151,6 +151,8 @@ class Driven:
 class _TurnSource:
     """What the session iterates: one item for each step, with the position beside it."""
 
+    has_exact_state = True
+
     def __init__(self, feed: EpochFeed, framework: Framework, per_turn: int) -> None:
         self._feed, self._framework, self._per_turn = feed, framework, per_turn
         self._number, self.is_used = 0, True
