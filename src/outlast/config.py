@@ -599,13 +599,13 @@ class SettingRow(NamedTuple):
     Attributes:
         key: as in the file; ``tier.NAME`` for a tier.
         value: in the units that the file takes; of a command, without its arguments.
-        origin: where it came from.
+        source: where it came from.
         is_default: whether it is what it would be if nobody had set it.
     """
 
     key: str
     value: str
-    origin: str
+    source: str
     is_default: bool
 
 

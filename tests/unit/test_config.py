@@ -497,7 +497,7 @@ def test_rows_for_explain():
         "[[tier]]\nurl = 's3://b'\nevery = 5\nkeep = 9\n"
     )
     settings = load({"price.spot": 0.5}, environ={"OUTLAST_DIR": "/job"})
-    rows = {row.key: (row.value, row.origin) for row in config.as_rows(settings)}
+    rows = {row.key: (row.value, row.source) for row in config.as_rows(settings)}
     assert rows == {
         "dir": ("/job", "OUTLAST_DIR"),
         "resume": ("false", "default"),
@@ -604,5 +604,5 @@ def test_what_is_shown_may_be_written_into_the_file():
 def test_what_differs_from_the_default_is_known_whoever_has_set_it():
     write("[checkpoint]\nkeep = 3\nevery = '50 steps'\n")
     rows = {row.key: row for row in config.as_rows(load(environ={"OUTLAST_NOTICE_POLL": "1 s"}))}
-    assert rows["checkpoint.keep"].origin == "outlast.toml"
+    assert rows["checkpoint.keep"].source == "outlast.toml"
     assert {key for key, row in rows.items() if not row.is_default} == {"checkpoint.every"}

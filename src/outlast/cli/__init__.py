@@ -215,7 +215,7 @@ def config_command(directory: str | None, explain: bool, as_json: bool) -> None:
     settings = config.load({"dir": directory})
     rows = config.as_rows(settings)
     if as_json:
-        found: dict[str, Any] = {row.key: {"value": row.value, "from": row.origin} for row in rows}
+        found: dict[str, Any] = {row.key: {"value": row.value, "from": row.source} for row in rows}
         for tier in settings.tiers:
             parts = {"kind": tier.kind, "url": tier.url, "every": tier.every, "keep": tier.keep}
             found[f"tier.{tier.name}"] |= parts
@@ -232,7 +232,7 @@ def config_command(directory: str | None, explain: bool, as_json: bool) -> None:
             section = name[0]
             click.echo(f"\n[{section}]")
         line = f"{' ' if row.is_default else '*'} {name[2]:<{names}}  {row.value:<{values}}"
-        click.echo((f"{line}  {row.origin}" if explain else line).rstrip())
+        click.echo((f"{line}  {row.source}" if explain else line).rstrip())
 
 
 @cli.command(name="requeue", hidden=True)

@@ -61,7 +61,7 @@ class Epoch(NamedTuple):
     tokens: Ids | None
 
 
-class Place(NamedTuple):
+class DrawnPlace(NamedTuple):
     """Where a job stands in its data.
 
     Attributes:
@@ -89,12 +89,12 @@ class Portion(NamedTuple):
         behind: where the job stands behind the batch.
     """
 
-    place: Place
+    place: DrawnPlace
     size: int
     first: int
     num: int
     ids: list[int] | None
-    behind: Place
+    behind: DrawnPlace
 
 
 class DrawnOrder:
@@ -148,7 +148,7 @@ class DrawnOrder:
                 "so, cut such samples, or run fewer workers"
             )
 
-    def epoch_at(self, place: Place) -> int:
+    def epoch_at(self, place: DrawnPlace) -> int:
         """The epoch of the sample that comes next."""
         is_cut = self._is_batched or self._lengths is not None
         return place.epoch if is_cut else place.position // self.num
@@ -221,7 +221,7 @@ class DrawnOrder:
             position, count = position + len(taken), count - len(taken)
         return found
 
-    def step(self, place: Place, rank: int, world_size: int) -> Portion:
+    def step(self, place: DrawnPlace, rank: int, world_size: int) -> Portion:
         """What comes at ``place`` where steps differ in size, as far as it is this worker's.
 
         Raises:
@@ -232,7 +232,7 @@ class DrawnOrder:
         mine = ids[cuts[rank] : cuts[rank + 1]].tolist()
         return Portion(place, len(ids), cuts[rank], len(mine), mine, behind)
 
-    def _batch(self, place: Place, world_size: int) -> tuple[Ids, Place]:
+    def _batch(self, place: DrawnPlace, world_size: int) -> tuple[Ids, DrawnPlace]:
         order = self.epoch(place.epoch)
         assert order.ends is not None  # noqa: S101 - batches are drawn
         sizes = np.diff(order.ends, prepend=0)
@@ -247,10 +247,10 @@ class DrawnOrder:
         ids = order.ids[stop - int(sizes[place.at]) : stop]
         position = place.position + len(ids)
         if place.at + 1 == len(sizes):
-            return ids, Place(position, place.epoch + 1, position, 0)
+            return ids, DrawnPlace(position, place.epoch + 1, position, 0)
         return ids, place._replace(position=position, at=place.at + 1)
 
-    def _room(self, place: Place) -> tuple[Ids, Place]:
+    def _room(self, place: DrawnPlace) -> tuple[Ids, DrawnPlace]:
         """As many samples as there is room for; they may reach into the next epoch."""
         left, number, begins, at = self._tokens, place.epoch, place.begins, place.at
         parts: list[Ids] = []
@@ -262,7 +262,7 @@ class DrawnOrder:
             parts.append(order.ids[at:stop])
             if stop < len(order.ids):
                 ids = np.concatenate(parts)
-                return ids, Place(place.position + len(ids), number, begins, stop)
+                return ids, DrawnPlace(place.position + len(ids), number, begins, stop)
             left -= int(order.tokens[-1]) - before
             number, begins, at = number + 1, begins + len(order.ids), 0
 

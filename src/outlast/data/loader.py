@@ -30,7 +30,7 @@ from numpy.typing import NDArray
 from outlast.data import shield
 from outlast.data.drawn import (
     DrawnOrder,
-    Place,
+    DrawnPlace,
     Portion,
     checked_lengths,
     checked_weights,
@@ -56,7 +56,7 @@ class _Running(NamedTuple):
 
     batches: Any
     portions: Iterator[Portion]
-    place: Place
+    place: DrawnPlace
     worker: tuple[int, int]
 
 
@@ -168,7 +168,7 @@ class Loader:
         self.portion: Portion | None = None
         self.rank = 0
         self.world_size = 1
-        self._place = Place()
+        self._place = DrawnPlace()
         self._watch: GeneratorWatch | None = None
         self._resting: _Running | None = None  # between two loops, where its processes persist
 
@@ -219,7 +219,7 @@ class Loader:
     def position(self, value: int) -> None:
         if not self.global_batch:
             raise ConfigError("where batches are drawn, load_state_dict() alone moves the cursor")
-        self._place = Place(value)
+        self._place = DrawnPlace(value)
 
     @property
     def slice_of_batch(self) -> tuple[int, int]:
@@ -345,7 +345,7 @@ class Loader:
                 ids = None
                 if drawn is not None:
                     ids = drawn.ids(place.position + first, stop - first)
-                behind = Place(place.position + self.global_batch)
+                behind = DrawnPlace(place.position + self.global_batch)
                 portion = Portion(place, self.global_batch, first, stop - first, ids, behind)
             yield portion
             place = portion.behind
@@ -404,13 +404,13 @@ class Loader:
                     f"loader {_shown(name, saved)} again, or start a new job from the checkpoint's "
                     "model"
                 )
-        there = Place(int(state["position"]))
+        there = DrawnPlace(int(state["position"]))
         if not self.global_batch:
-            there = Place(*map(int, state["place"]))
+            there = DrawnPlace(*map(int, state["place"]))
         self._check_word(there, state)
         self._place, self.portion = there, None
 
-    def _check_word(self, there: Place, state: Mapping[str, Any]) -> None:
+    def _check_word(self, there: DrawnPlace, state: Mapping[str, Any]) -> None:
         if self._drawn is None:
             return
         number = self._drawn.epoch_at(there)

@@ -59,7 +59,7 @@ def session_of(accelerator: Any, *, accelerator_saves: bool = True, **options: A
     """
     with excepthook.one_line_errors():
         _refuse(accelerator)
-    objects: dict[str, Any] = {"accelerator": _Counts(accelerator)}
+    objects: dict[str, Any] = {"accelerator": _AcceleratorCounts(accelerator)}
     for kind, some in (
         ("model", accelerator._models),
         ("optimizer", [one.optimizer for one in accelerator._optimizers]),
@@ -119,7 +119,7 @@ def _sampler(loader: Any) -> Any:
     return loader.get_sampler() if hasattr(loader, "get_sampler") else None
 
 
-class _Counts:
+class _AcceleratorCounts:
     """What an accelerator counts itself."""
 
     def __init__(self, accelerator: Any) -> None:

@@ -116,7 +116,7 @@ def run(
     settle(settings, launch.command, is_alone=lock.is_alone)
     if rendezvous is None:
         rendezvous = _alone(launch, settings, past, is_locked=lock.is_held)
-    before = _Standing(past.promised, past.idle)
+    before = _Outset(past.promised, past.idle)
     _tell_workers(settings, job)
     quieten_loggers(os.environ)
     ledger = QueuedLedger(settings.dir, job=job.id)
@@ -166,7 +166,7 @@ def run(
     return verdict.exit_code
 
 
-class _Standing(NamedTuple):
+class _Outset(NamedTuple):
     """How far the job was when this process began.
 
     Attributes:
@@ -190,7 +190,7 @@ class _Standing(NamedTuple):
 
 
 def _record_end(
-    ledger: Ledger, verdict: RestartVerdict, before: _Standing, past: Past, notice: Notice | None
+    ledger: Ledger, verdict: RestartVerdict, before: _Outset, past: Past, notice: Notice | None
 ) -> tuple[RestartVerdict, int]:
     """Write down how the job ended; returns that, and its drains in a row without progress."""
     idle = before.idle_after(past, notice) if verdict.exit_code == Exit.DRAINED else 0

@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader, IterableDataset
 
 from outlast.data import open_feed, random_state
 from outlast.errors import ConfigError
-from outlast.integrations.accelerate import _Counts, _prepared, session_of
+from outlast.integrations.accelerate import _AcceleratorCounts, _prepared, session_of
 
 SIZE, BATCH, EPOCHS = 22, 4, 3
 pytestmark = pytest.mark.filterwarnings("ignore:'set_vital'")  # of torchdata's
@@ -59,7 +59,7 @@ class Loops:
         self.feed = None
         if state is not None:
             self.first, position, counts, random = state
-            _Counts(self.accelerator).load_state_dict(counts)
+            _AcceleratorCounts(self.accelerator).load_state_dict(counts)
             self.feed = self._open()
             self.feed.restore(position)
             random_state.restore(random)
@@ -77,7 +77,7 @@ class Loops:
                 found.append(seen(self.accelerator, batch))
                 if len(found) == num:
                     random = random_state.capture()
-                    counts = _Counts(self.accelerator).state_dict()
+                    counts = _AcceleratorCounts(self.accelerator).state_dict()
                     self.state = epoch, self.feed.state(), counts, random
                     return found
             self.feed.close()
