@@ -20,7 +20,16 @@ ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
 PAGES = sorted(DOCS.rglob("*.md"))
 # Read in the repository; the site does not have them.
-FRONT = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "SECURITY.md", "CHANGELOG.md")]
+FRONT = [
+    ROOT / name
+    for name in (
+        "README.md",
+        "CONTRIBUTING.md",
+        "SECURITY.md",
+        "CHANGELOG.md",
+        "examples/README.md",
+    )
+]
 MARKDOWN = MarkdownIt("commonmark").enable("table")
 GROUPS = ["Start", "Guides", "Reference", "How it works", "For those who build it"]
 

@@ -15,7 +15,7 @@ import pytest
 ROOT = Path(__file__).parents[2]
 FILES = sorted(
     file
-    for place in ("tests", "benchmarks", "tools")
+    for place in ("tests", "benchmarks", "tools", "examples")
     for file in (ROOT / place).rglob("*.py")
     if file.name != "test_house.py"  # which counts in a package that it makes up
 )
