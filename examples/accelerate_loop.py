@@ -1,6 +1,6 @@
 """Train a small classifier in a loop of your own, with Accelerate and accumulated gradients.
 
-outlast run examples/accelerate_loop.py
+outlast run --dir jobs/accelerate_loop examples/accelerate_loop.py
 
 While it trains, kill a worker from another terminal (kill -9 PID: the job prints them), or press
 Ctrl-C and type the command again. It ends with the same accelerate.safetensors, to the last

@@ -1,6 +1,6 @@
 """Train a small classifier on several workers, with DistributedDataParallel.
 
-outlast run --nproc-per-node 2 examples/ddp.py
+outlast run --dir jobs/ddp --nproc-per-node 2 examples/ddp.py
 
 While it trains, kill a worker from another terminal (kill -9 PID: the job prints them), or press
 Ctrl-C and type the command again. It ends with the same ddp.safetensors, to the last

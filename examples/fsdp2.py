@@ -1,6 +1,6 @@
 """Train a small language model of bytes on several workers, with FSDP2 (fully_shard).
 
-outlast run --nproc-per-node 2 examples/fsdp2.py
+outlast run --dir jobs/fsdp2 --nproc-per-node 2 examples/fsdp2.py
 
 While it trains, kill a worker from another terminal (kill -9 PID: the job prints them), or press
 Ctrl-C and type the command again. It ends with the same fsdp2.safetensors, to the last

@@ -1,6 +1,6 @@
 """Train a small classifier with Lightning.
 
-outlast run examples/lightning_fit.py
+outlast run --dir jobs/lightning_fit examples/lightning_fit.py
 
 While it trains, kill a worker from another terminal (kill -9 PID: the job prints them), or press
 Ctrl-C and type the command again. It ends with the same lightning.safetensors, to the last

@@ -1,6 +1,6 @@
 """Train a small classifier: points on three spirals, one process.
 
-outlast run examples/plain.py
+outlast run --dir jobs/plain examples/plain.py
 
 While it trains, kill a worker from another terminal (kill -9 PID: the job prints them), or press
 Ctrl-C and type the command again. It ends with the same plain.safetensors, to the last

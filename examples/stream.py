@@ -1,6 +1,6 @@
 """Train a small language model of bytes from a stream of files.
 
-outlast run examples/stream.py
+outlast run --dir jobs/stream examples/stream.py
 
 While it trains, kill a worker from another terminal (kill -9 PID: the job prints them), or press
 Ctrl-C and type the command again. It ends with the same stream.safetensors, to the last bit, as

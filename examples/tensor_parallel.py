@@ -1,6 +1,6 @@
 """Train a small classifier whose layers are divided among workers, with tensor parallelism.
 
-outlast run --nproc-per-node 2 examples/tensor_parallel.py
+outlast run --dir jobs/tensor_parallel --nproc-per-node 2 examples/tensor_parallel.py
 
 While it trains, kill a worker from another terminal (kill -9 PID: the job prints them), or press
 Ctrl-C and type the command again. It ends with the same tensor_parallel.safetensors, to the last
@@ -21,7 +21,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import outlast
 
-EPOCHS = 100
+EPOCHS = 50
 
 
 def spirals(num):

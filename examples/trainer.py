@@ -1,6 +1,6 @@
 """Train a tiny GPT-2, made from a configuration, with the Trainer of Transformers.
 
-outlast run examples/trainer.py
+outlast run --dir jobs/trainer examples/trainer.py
 
 While it trains, kill a worker from another terminal (kill -9 PID: the job prints them), or press
 Ctrl-C and type the command again. It ends with the same trainer/model.safetensors, to the last

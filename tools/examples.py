@@ -18,8 +18,8 @@ ORDER = [
 ]
 HEAD = """# Examples
 
-Whole scripts of at most 80 lines, each of which trains something small on a CPU in about half a
-minute. Each stands here with Outlast, and in `without_outlast/` as it was before. Below is the
+Whole scripts of at most 80 lines, each of which trains something small on a CPU in a minute or
+so. Each stands here with Outlast, and in `without_outlast/` as it was before. Below is the
 difference between the two, without the docstring. Data and models come with Python and the
 libraries: nothing is downloaded. The first lines of each script say how to start it and what to
 try. This page is written by `python tools/examples.py`.

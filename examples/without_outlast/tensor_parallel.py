@@ -15,7 +15,7 @@ from torch.distributed.tensor.parallel import (
 )
 from torch.utils.data import DataLoader, TensorDataset
 
-EPOCHS = 100
+EPOCHS = 50
 
 
 def spirals(num):
