@@ -2,7 +2,7 @@
 
 outlast run --dir jobs/fsdp2 --nproc-per-node 2 examples/fsdp2.py
 
-While it trains, kill a worker from another terminal (kill -9 PID: the job prints them), or press
+While it trains, kill a worker from another terminal (pgrep -f launch.worker finds it), or press
 Ctrl-C and type the command again. It ends with the same fsdp2.safetensors, to the last
 bit, as the script without Outlast.
 """
@@ -20,7 +20,7 @@ from torch.utils.data import DataLoader, DistributedSampler
 
 import outlast
 
-EPOCHS, CONTEXT, WIDTH = 20, 64, 64
+EPOCHS, CONTEXT, WIDTH = 8, 64, 64
 
 
 class Decoder(nn.Module):

@@ -2,7 +2,7 @@
 
 outlast run --dir jobs/plain examples/plain.py
 
-While it trains, kill a worker from another terminal (kill -9 PID: the job prints them), or press
+While it trains, kill a worker from another terminal (pgrep -f launch.worker finds it), or press
 Ctrl-C and type the command again. It ends with the same plain.safetensors, to the last
 bit, as the script without Outlast.
 """

@@ -2,7 +2,7 @@
 
 outlast run --dir jobs/stream examples/stream.py
 
-While it trains, kill a worker from another terminal (kill -9 PID: the job prints them), or press
+While it trains, kill a worker from another terminal (pgrep -f launch.worker finds it), or press
 Ctrl-C and type the command again. It ends with the same stream.safetensors, to the last bit, as
 without the kill. The script without Outlast ends with another one: it shuffles in another way.
 """

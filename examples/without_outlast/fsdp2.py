@@ -14,7 +14,7 @@ from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_
 from torch.distributed.fsdp import fully_shard
 from torch.utils.data import DataLoader, DistributedSampler
 
-EPOCHS, CONTEXT, WIDTH = 20, 64, 64
+EPOCHS, CONTEXT, WIDTH = 8, 64, 64
 
 
 class Decoder(nn.Module):
