@@ -49,6 +49,8 @@ class Cuda:
         }
         for name, fake in fakes.items():
             monkeypatch.setattr(torch.cuda, name, fake)
+        # A torch with CUDA would ask its driver, which is not there, whether a step is captured.
+        monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda *_, **__: None)
 
     @property
     def device(self):

@@ -93,9 +93,11 @@ def test_an_early_notice_is_said_and_waited_past(counter, capfd):
     soon(told)
     assert told() == ["told"]
     first, second, third = capfd.readouterr().err.splitlines()
-    assert first.startswith("outlast: early notice from script: terminate in 0 s (a detail)")
-    assert second.startswith("outlast: notice from script: terminate")
-    assert third == f"outlast: SIGUSR1 sent to process {process.pid}"
+    assert first.partition(" ")[2].startswith(
+        "outlast: early notice from script: terminate in 0 s (a detail)"
+    )
+    assert second.partition(" ")[2].startswith("outlast: notice from script: terminate")
+    assert third.partition(" ")[2] == f"outlast: SIGUSR1 sent to process {process.pid}"
 
 
 def test_an_early_notice_is_passed_on_where_that_is_wanted(counter):
