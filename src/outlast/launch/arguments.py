@@ -25,7 +25,7 @@ import os
 import re
 import shutil
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, NoReturn
 
@@ -228,7 +228,8 @@ def _taken_parser() -> Callable[[], argparse.ArgumentParser]:
     found: dict[str, Any] = {}
     for file, names in _SOURCES.items():
         tree = ast.parse((Path(torch.origin).parent / file).read_bytes())
-        tree.body = [node for node in tree.body if _is_wanted(node, names)]
+        wanted = _needed(tree, names)
+        tree.body = [node for node in tree.body if _is_wanted(node, wanted)]
         space: dict[str, Any] = {"__name__": f"outlast's part of {file}", **found}
         exec(compile(tree, file, "exec"), space)  # noqa: S102 - what an import of it would run
         found |= {called: space[name] for name, called in names.items()}
@@ -236,7 +237,21 @@ def _taken_parser() -> Callable[[], argparse.ArgumentParser]:
     return make
 
 
-def _is_wanted(node: ast.stmt, names: Mapping[str, str]) -> bool:
+def _needed(tree: ast.Module, names: Mapping[str, str]) -> set[str]:
+    """These, and the classes of the same file that they name."""
+    classes = {node.name: node for node in tree.body if isinstance(node, ast.ClassDef)}
+    functions = {node.name: node for node in tree.body if isinstance(node, ast.FunctionDef)}
+    needed, left = set(names), list(names)
+    while left:
+        node = (functions | classes).get(left.pop())
+        for one in ast.walk(node) if node is not None else ():
+            if isinstance(one, ast.Name) and one.id in classes and one.id not in needed:
+                needed.add(one.id)
+                left.append(one.id)
+    return needed
+
+
+def _is_wanted(node: ast.stmt, names: Collection[str]) -> bool:
     if isinstance(node, ast.Import):
         return all(one.name.partition(".")[0] != "torch" for one in node.names)
     if isinstance(node, ast.ImportFrom):
