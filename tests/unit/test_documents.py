@@ -16,6 +16,8 @@ from urllib.parse import unquote
 import pytest
 from markdown_it import MarkdownIt
 
+from project_files import project_files
+
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
 PAGES = sorted(DOCS.rglob("*.md"))
@@ -148,17 +150,10 @@ def bare_installs(text):
 
 
 def test_nothing_has_pip_take_the_name_from_pypi():
-    files = subprocess.run(
-        ["git", "ls-files", "-co", "--exclude-standard"],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        check=True,
-    )
     wrong = [
         f"{name}: {one}"
-        for name in files.stdout.splitlines()
-        if (ROOT / name).is_file() and (ROOT / name).suffix not in (".svg", ".gz", ".whl")
+        for name in project_files()
+        if (ROOT / name).suffix not in (".svg", ".gz", ".whl")
         if name != "tests/unit/test_documents.py"
         for one in bare_installs((ROOT / name).read_text(errors="replace"))
     ]

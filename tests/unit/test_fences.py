@@ -28,6 +28,7 @@ import outlast
 from outlast import config
 from outlast.cli import cli
 from outlast.launch.arguments import add_own
+from project_files import project_files
 
 ROOT = Path(__file__).parents[2]
 PAGES = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").rglob("*.md"))]
@@ -240,17 +241,10 @@ def wrong_script(words):
 
 @cache
 def files_of_tests():
-    listed = subprocess.run(
-        ["git", "ls-files", "-co", "--exclude-standard", "tests"],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        check=True,
-    ).stdout.split()
     return {
         name: f"{name}\n{(ROOT / name).read_text()}"
-        for name in listed
-        if name.endswith(".py") and (ROOT / name).exists()
+        for name in project_files("tests")
+        if name.endswith(".py")
     }
 
 

@@ -6,11 +6,12 @@ import contextlib
 import importlib
 import importlib.util
 import re
-import subprocess
 import textwrap
 from pathlib import Path
 
 import pytest
+
+from project_files import project_files
 
 ROOT = Path(__file__).parents[2]
 FILES = sorted(
@@ -82,14 +83,7 @@ SYMBOL = re.compile(r"_?[A-Za-z][\w.]*\(.*\)|_?[A-Z]\w*(?:\.\w+)?|_[a-z]\w*")
 
 
 def paths():
-    files = subprocess.run(
-        ["git", "ls-files", "-co", "--exclude-standard"],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    found = {Path(line) for line in files.stdout.splitlines() if (ROOT / line).exists()}
+    found = set(map(Path, project_files()))
     return {str(path) for path in found | {parent for path in found for parent in path.parents}}
 
 

@@ -311,108 +311,99 @@ class OutlastFeed:
             self.loader.close()
 
 
-class TrustedFeed(EpochFeed):
-    """A loader whose ``state_dict`` stands right behind the newest batch, and leaves nothing out.
+class _WithOwnState(EpochFeed):
+    """What feeds have in common whose loader has a state of its own.
 
-    Those that Outlast puts around a framework's loaders say so of themselves (``has_exact_state``).
-    For torchdata's StatefulDataLoader two gaps are closed here: a generator that the loader shares
-    with its sampler is put back where it was (torchdata skips the draw for the processes' seed when
-    it resumes), and a state taken after an epoch's end leads to the end of that epoch, not into the
-    next.
+    For torchdata's StatefulDataLoader a gap is closed here: a generator that the loader shares with
+    its sampler is put back where it was (torchdata skips the draw for the processes' seed when it
+    resumes).
     """
 
     kind = "stateful"
-
-    def __init__(self, loader: Any, *, world_size: int) -> None:
-        super().__init__(loader, world_size=world_size)
-        self._is_torch = isinstance(loader, torch.utils.data.DataLoader)
-        self._final_state: dict[str, Any] | None = None
-
-    def _is_one_shot(self, iterator: Iterator[Any]) -> bool:
-        return iterator is self.loader and not self.batches
-
-    def _mark_start(self) -> None:
-        """Nothing: the loader's own state is all there is to keep."""
-
-    def state(self) -> dict[str, Any]:
-        """The loader's own state (None before it started), and where its generators stand."""
-        if self._final_state is not None:
-            return self._final_state
-        # Asked before it started, a StatefulDataLoader would start, and draw random numbers.
-        own = self.loader.state_dict() if self._has_started or not self._is_torch else None
-        if self._is_torch and own and self._iterator is None and _FINISHED in own:
-            own = {**own, _FINISHED: False}
-        return {**super().state(), "loader": own, "generators": generator_states(self.loader)}
-
-    def _resume(self, state: Mapping[str, Any]) -> None:
-        if state["loader"] is not None:
-            self._samplers.tell(self.epoch)
-            self.loader.load_state_dict(state["loader"])
-        if self._has_started:
-            self._iterator = self._open()
-        restore_generators(self.loader, state["generators"])
-
-    def close(self) -> None:
-        """End the loader's processes; the position stays readable."""
-        self._final_state = self.state()
-        super().close()
-
-
-class StatefulFeed(IterableFeed):
-    """A loader with ``state_dict`` and ``load_state_dict``, used as it is.
-
-    Exact as far as the loader's own state is; where that gives another batch than came, the epoch
-    is gone through again. For torchdata's StatefulDataLoader a gap is closed here: a generator that
-    the loader shares with its sampler is put back where it was (torchdata skips the draw for the
-    processes' seed when it resumes).
-    """
-
-    kind = "stateful"
-
-    def __init__(self, loader: Any, *, world_size: int) -> None:
-        super().__init__(loader, world_size=world_size)
-        self._own = self._holder = HeldState(loader)
-        self.goes_on = False
-        self._final_state: dict[str, Any] | None = None
-
-    @property
-    def is_hidden(self) -> bool:
-        """Not where it has a state."""
-        return False
+    _final_state: dict[str, Any] | None = None
 
     def _is_one_shot(self, iterator: Iterator[Any]) -> bool:
         # Many loaders are their own iterator and start over in __iter__; see if this one does.
         return iterator is self.loader and not self.batches
 
     def state(self) -> dict[str, Any]:
-        """The position, and where the loader's generators stand."""
+        """The position, what the loader's own state adds, and where its generators stand."""
         if self._final_state is not None:
             return self._final_state
-        found = {**super().state(), "generators": generator_states(self.loader)}
-        return {**found, "behind": self._holder.read(None)} if self._may_change else found
+        generators_now = {"generators": generator_states(self.loader)}
+        return {**super().state(), **self._of_loader(), **generators_now}
 
-    @property
-    def _may_change(self) -> bool:
-        """Whether a step may set the loader itself: its pace, say. Nobody sets those known here."""
-        is_known = isinstance(self.loader, torch.utils.data.DataLoader) or is_of_others(self.loader)
-        return self._has_started and not is_known
+    def _of_loader(self) -> dict[str, Any]:
+        return {}
 
     def _resume(self, state: Mapping[str, Any]) -> None:
-        if state.get("loader") is not None:  # of an older version
+        self._go_on(state)
+        restore_generators(self.loader, state["generators"])
+
+    def _go_on(self, state: Mapping[str, Any]) -> None:
+        """Go to the state that the loader had behind the newest batch."""
+        if state["loader"] is not None:
             self._samplers.tell(self.epoch)
             self.loader.load_state_dict(state["loader"])
-            self._iterator = self._open() if self._has_started else None
-        else:
-            super()._resume(state)
-            behind = state.get("behind")
-            if behind is not None and not same([behind], [self._holder.read(None)]):
-                self._iterator = self._holder.resumed(behind, self._open)
-        restore_generators(self.loader, state["generators"])
+        if self._has_started:
+            self._iterator = self._open()
 
     def close(self) -> None:
         """End the loader's processes; the position stays readable."""
         self._final_state = self.state()
         super().close()
+
+
+class TrustedFeed(_WithOwnState):
+    """A loader whose ``state_dict`` stands right behind the newest batch, and leaves nothing out.
+
+    Those that Outlast puts around a framework's loaders say so of themselves (``has_exact_state``).
+    For torchdata's StatefulDataLoader another gap is closed here: a state taken after an epoch's
+    end leads to the end of that epoch, not into the next.
+    """
+
+    def _mark_start(self) -> None:
+        """Nothing: the loader's own state is all there is to keep."""
+
+    def _of_loader(self) -> dict[str, Any]:
+        # Asked before it started, a StatefulDataLoader would start, and draw random numbers.
+        is_torch = isinstance(self.loader, torch.utils.data.DataLoader)
+        own = self.loader.state_dict() if self._has_started or not is_torch else None
+        if is_torch and own and self._iterator is None and _FINISHED in own:
+            own = {**own, _FINISHED: False}
+        return {"loader": own}
+
+
+class StatefulFeed(_WithOwnState, IterableFeed):
+    """A loader with ``state_dict`` and ``load_state_dict``, used as it is.
+
+    Exact as far as the loader's own state is; where that gives another batch than came, the epoch
+    is gone through again.
+    """
+
+    def __init__(self, loader: Any, *, world_size: int) -> None:
+        super().__init__(loader, world_size=world_size)
+        self._own = self._holder = HeldState(loader)
+        self.goes_on = False
+
+    @property
+    def is_hidden(self) -> bool:
+        """Not where it has a state."""
+        return False
+
+    def _of_loader(self) -> dict[str, Any]:
+        """The state behind the newest batch, where a step may set it itself: a pace, say."""
+        is_known = isinstance(self.loader, torch.utils.data.DataLoader) or is_of_others(self.loader)
+        return {"behind": self._holder.read(None)} if self._has_started and not is_known else {}
+
+    def _go_on(self, state: Mapping[str, Any]) -> None:
+        if state.get("loader") is not None:  # of an older version
+            super()._go_on(state)
+            return
+        IterableFeed._resume(self, state)
+        behind = state.get("behind")
+        if behind is not None and not same([behind], [self._holder.read(None)]):
+            self._iterator = self._holder.resumed(behind, self._open)
 
 
 class Skipping:

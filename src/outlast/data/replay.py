@@ -52,7 +52,7 @@ from outlast.data.epochs import ReplayFeed, check_kind, check_sizes, check_world
 from outlast.data.generators import GeneratorWatch, Held, same
 from outlast.data.own_state import HeldState, IteratorState, state_of_iterator, state_within
 from outlast.data.random_state import preserved
-from outlast.data.trail import chained
+from outlast.data.trail import chained, continued, told_of
 
 logger = logging.getLogger(__name__)
 
@@ -327,11 +327,11 @@ class DrawRecord:
         """What is to be put back in front of which batch, counted from 0."""
         return {int(mark["at"]): mark for mark in (*self._drew, *self._began)}
 
-    def came(self, batch: Any, before: dict[str, Any], *, began: bool, drew: bool) -> None:
+    def came(self, told: bytes, before: dict[str, Any], *, began: bool, drew: bool) -> None:
         """Another batch; ``before`` are the states in front of it.
 
         Args:
-            batch: what came.
+            told: what of it counts in a word.
             before: a mark, if it is one.
             began: an iterator was made on the way.
             drew: random numbers were drawn on the way.
@@ -343,7 +343,7 @@ class DrawRecord:
             self.since, self.word = self.total, 0
         elif drew and self.total:
             self._drew = [*self._drew, mark][-MARKS_KEPT:]
-        self.word = chained(self.word or 0, batch)
+        self.word = continued(self.word or 0, told)
         self.total += 1
 
 
@@ -418,8 +418,9 @@ class IterableFeed(ReplayFeed):
         mark = {}
         if drew or began:
             mark = {"random": random_state.as_data(seen), "held": self._held.data_of(held)}
-        self._record.came(batch, mark, began=began, drew=drew)
-        self._tried = {"from": own, "word": chained(0, batch)} if own is not None else {}
+        told = told_of(batch)
+        self._record.came(told, mark, began=began, drew=drew)
+        self._tried = {"from": own, "word": continued(0, told)} if own is not None else {}
         return batch
 
     def state(self) -> dict[str, Any]:

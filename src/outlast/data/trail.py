@@ -70,21 +70,29 @@ def fingerprint(item: Any) -> str | None:
 
 
 def chained(before: int, item: Any) -> int:
-    """The word, as a number below 2^63, of a sequence that ``item`` comes behind.
+    """The word, as a number below 2^63, of a sequence that ``item`` comes behind."""
+    return continued(before, told_of(item))
+
+
+def continued(before: int, told: bytes) -> int:
+    """The same of an item of which ``told_of`` gave this: for whoever needs it in two words."""
+    return int(xxhash.xxh3_64_intdigest(told, seed=before)) >> 1
+
+
+def told_of(item: Any) -> bytes:
+    """What of ``item`` counts in a word.
 
     For speed: of a large tensor or array some ``PICKED`` elements count, of a long container its
     first ones and its length, of a tensor on a device its shape, of an object of a kind that is not
     known nothing.
     """
     if type(item) is list and all(type(one) is int for one in item):
-        data = repr(item).encode()  # a sampler's indices
-    else:
-        digest = xxhash.xxh3_64()
-        # What was fed before an error counts.
-        with contextlib.suppress(TypeError, ValueError, RuntimeError, RecursionError):
-            _feed(digest, _picked(item))
-        data = digest.digest()
-    return int(xxhash.xxh3_64_intdigest(data, seed=before)) >> 1
+        return repr(item).encode()  # a sampler's indices
+    digest = xxhash.xxh3_64()
+    # What was fed before an error counts.
+    with contextlib.suppress(TypeError, ValueError, RuntimeError, RecursionError):
+        _feed(digest, _picked(item))
+    return digest.digest()
 
 
 def _picked(item: Any) -> Any:

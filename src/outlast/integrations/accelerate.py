@@ -36,6 +36,7 @@ from outlast.errors import ConfigError
 from outlast.integrations.prepared_loader import PreparedLoader
 from outlast.script import excepthook
 from outlast.training import opening
+from outlast.training.driven import numbered
 from outlast.training.session import Session
 
 _REFUSED: Final = (DistributedType.DEEPSPEED, DistributedType.MEGATRON_LM, DistributedType.XLA)
@@ -60,13 +61,10 @@ def session_of(accelerator: Any, *, accelerator_saves: bool = True, **options: A
     with excepthook.one_line_errors():
         _refuse(accelerator)
     objects: dict[str, Any] = {"accelerator": _AcceleratorCounts(accelerator)}
-    for kind, some in (
-        ("model", accelerator._models),
-        ("optimizer", [one.optimizer for one in accelerator._optimizers]),
-        ("scheduler", [one.scheduler for one in accelerator._schedulers]),
-        ("registered", accelerator._custom_objects),
-    ):
-        objects |= {f"{kind}{number or ''}": one for number, one in enumerate(some)}
+    objects |= numbered("model", accelerator._models)
+    objects |= numbered("optimizer", (one.optimizer for one in accelerator._optimizers))
+    objects |= numbered("scheduler", (one.scheduler for one in accelerator._schedulers))
+    objects |= numbered("registered", accelerator._custom_objects)
     if accelerator.scaler is not None:
         objects["scaler"] = accelerator.scaler
     session = opening.session(**{**objects, **options})

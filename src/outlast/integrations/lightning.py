@@ -35,7 +35,7 @@ from outlast.integrations.lightning_run import (
     Signals,
 )
 from outlast.script import excepthook
-from outlast.training.driven import Driven, open_session
+from outlast.training.driven import Driven, numbered, open_session
 from outlast.training.session import Session
 
 _pl: Any = importlib.import_module(NAME)
@@ -90,10 +90,8 @@ class LightningCallback(_pl.Callback):  # type: ignore[misc]
         trainer = self._trainer
         with excepthook.one_line_errors():
             self._refuse(loaders)
-        schedulers = [one.scheduler for one in trainer.lr_scheduler_configs]
-        objects = {"model": trainer.lightning_module}
-        for kind, some in (("optimizer", trainer.optimizers), ("scheduler", schedulers)):
-            objects |= {f"{kind}{number or ''}": one for number, one in enumerate(some)}
+        objects = {"model": trainer.lightning_module, **numbered("optimizer", trainer.optimizers)}
+        objects |= numbered("scheduler", (one.scheduler for one in trainer.lr_scheduler_configs))
         if getattr(trainer.precision_plugin, "scaler", None) is not None:
             objects["scaler"] = trainer.precision_plugin.scaler
         step = trainer.fit_loop.epoch_loop.batch_progress.total.completed

@@ -17,7 +17,7 @@ a loss start anew. Which samples went into which steps is in no record.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Final, Protocol
 
 from outlast.data import open_feed
@@ -29,6 +29,11 @@ from outlast.training import opening
 from outlast.training.session import Session
 
 NO_REPEAT: Final = "a framework runs the loop, and cannot be asked to run a step again"
+
+
+def numbered(kind: str, objects: Iterable[Any]) -> dict[str, Any]:
+    """Name what a framework has several of: ``optimizer``, ``optimizer1`` and so on."""
+    return {f"{kind}{number or ''}": one for number, one in enumerate(objects)}
 
 
 def open_session(*, at_step: int, **given: Any) -> Session:
