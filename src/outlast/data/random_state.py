@@ -81,7 +81,9 @@ class _LastStates:
     Attributes:
         told: what ``look`` saw, and what ``capture`` made of it.
         in_python, in_numpy, in_torch: the sign, b"" if there is none, and the state.
-        torch_at: where the sign of torch's lies; 0 if that is not known.
+        python_at, numpy_at: the generator, and where its sign lies.
+        torch_at: where that of torch's lies, nowhere if that is not known; None before it was
+            looked for.
         on_devices: what ``capture`` told without the devices, and with them.
     """
 
@@ -89,17 +91,23 @@ class _LastStates:
     in_python: tuple[bytes, Any] = (b"", None)
     in_numpy: tuple[bytes, Any] = (b"", None)
     in_torch: tuple[bytes, torch.Tensor] = (b"", torch.empty(0))
-    torch_at: int | None = None
+    python_at: tuple[Any, list[memoryview]] = (None, [])
+    numpy_at: tuple[Any, list[memoryview]] = (None, [])
+    torch_at: list[memoryview] | None = None
     on_devices: tuple[Mapping[str, Any], Mapping[str, Any]] = ({}, {})
 
 
 def _look_at_python() -> Any:
-    generator = getattr(random.random, "__self__", None)
+    generator: Any = getattr(random.random, "__self__", None)
     if type(generator) is not random.Random:
         return random.getstate()
-    sign = ctypes.string_at(id(generator) + _PYTHON_AT, _SIGN_BYTES)
+    owner, at = _LastStates.python_at
+    if owner is not generator:
+        at = _memory((id(generator) + _PYTHON_AT, _SIGN_BYTES))
+        _LastStates.python_at = generator, at
+    sign = b"".join(at)
     known, state = _LastStates.in_python
-    if sign == known and generator.gauss_next == state[2]:  # type: ignore[attr-defined]
+    if sign == known and generator.gauss_next == state[2]:
         return state
     state = random.getstate()
     # What lies there is believed only if it is the state: an interpreter may keep it elsewhere.
@@ -112,7 +120,11 @@ def _look_at_numpy() -> Any:
     generator = np.random.get_bit_generator()  # type: ignore[attr-defined]
     if type(generator) is not np.random.MT19937:
         return np.random.get_state(legacy=False)
-    sign = ctypes.string_at(generator.ctypes.state_address + _NUMPY_AT, _SIGN_BYTES)
+    owner, at = _LastStates.numpy_at
+    if owner is not generator:
+        at = _memory((generator.ctypes.state_address + _NUMPY_AT, _SIGN_BYTES))
+        _LastStates.numpy_at = generator, at
+    sign = b"".join(at)
     known, state = _LastStates.in_numpy
     if sign == known:
         return state
@@ -124,7 +136,7 @@ def _look_at_numpy() -> Any:
 
 
 def _look_at_torch() -> torch.Tensor:
-    sign = _sign_in_torch()
+    sign = b"".join(_LastStates.torch_at or ())
     known, before = _LastStates.in_torch
     if sign and sign == known:
         return before
@@ -137,19 +149,10 @@ def _look_at_torch() -> torch.Tensor:
     wanted = _sign_of_torch(raw)
     if _LastStates.torch_at is None and wanted:
         _LastStates.torch_at = _found_in_torch(wanted)
-        sign = _sign_in_torch()
+        sign = b"".join(_LastStates.torch_at)
     is_it = bool(wanted) and sign.startswith(wanted)
     _LastStates.in_torch = (sign if is_it else b"", state)
     return state
-
-
-def _sign_in_torch() -> bytes:
-    """What lies in the memory of torch's generator: of its words, and of a normal that may wait."""
-    if not (at := _LastStates.torch_at):
-        return b""
-    head = ctypes.string_at(at, _TORCH_WORDS_AT + 4 * 4)
-    tail = ctypes.string_at(at + _TORCH_WORDS_AT + _NUM_WORDS * 4, _TORCH_TAIL_BYTES)
-    return head[:4] + head[8:] + tail
 
 
 def _sign_of_torch(raw: Any) -> bytes:
@@ -161,11 +164,21 @@ def _sign_of_torch(raw: Any) -> bytes:
     return _words(left, words[2], *words[_TORCH_WORDS][:4])
 
 
-def _found_in_torch(sign: bytes) -> int:
-    """Where what is read of it begins; 0 if it is not found."""
+def _found_in_torch(sign: bytes) -> list[memoryview]:
+    """Where in the memory of torch's generator its sign lies: of its words, and of a normal."""
     address: int = torch.default_generator._cdata
-    at = ctypes.string_at(address, _TORCH_SEARCHED_BYTES).find(sign[2 * 4 :])
-    return address + at - _TORCH_WORDS_AT if at >= _TORCH_WORDS_AT else 0
+    found = ctypes.string_at(address, _TORCH_SEARCHED_BYTES).find(sign[2 * 4 :])
+    if found < _TORCH_WORDS_AT:
+        return []
+    at = address + found - _TORCH_WORDS_AT
+    head = (at, 4), (at + 8, _TORCH_WORDS_AT - 8 + 4 * 4)
+    return _memory(*head, (at + _TORCH_WORDS_AT + _NUM_WORDS * 4, _TORCH_TAIL_BYTES))
+
+
+def _memory(*spans: tuple[int, int]) -> list[memoryview]:
+    """That of (address, bytes), as it is whenever it is read; its owner is to be held on to."""
+    arrays = ((ctypes.c_char * size).from_address(address) for address, size in spans)
+    return [memoryview(one).cast("B") for one in arrays]
 
 
 def _words(*words: Any) -> bytes:

@@ -42,7 +42,8 @@ from outlast.data.loader import KIND as LOADER
 from outlast.data.trail import Others
 from outlast.inprocess import living
 from outlast.inprocess.divided import WHOLE, Dims, Division, dims_of, joined, local
-from outlast.inprocess.living import BUFFERS, Buffers, Moment, Packer, unpack, with_buffers
+from outlast.inprocess.living import BUFFERS, Moment, Packer, unpack
+from outlast.inprocess.looks import Buffers, with_buffers
 from outlast.policy.regain import OwnState, RegainPlan, StateOffer, decide
 from outlast.policy.rollbacks import Rollback
 

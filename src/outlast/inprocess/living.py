@@ -12,354 +12,39 @@ to change it, as some write past the counters. Everything else (buffers, schedul
 numbers, the place in the data) is small and copied. So the state in the middle of an optimizer's
 step is never taken for that of a step's end.
 
-The whole state of a large model takes milliseconds to be gone through, and next to all of it (the
-weights, and what the optimizers keep for them) is not copied at a step's end, but looked at: where
-it lies, and its version (``Looks``). So the names are worked out once. After that a step's end
-takes the tensors from where they were found, copies what is small, and leaves the rest of the work
-to the one step in a million that is interrupted.
-
-Buffers that DDP takes from rank 0 before the next forward pass (a batch norm's statistics, say) are
-what rank 0 has, for all ranks: what the others have is overwritten before anything is made of it.
-They are kept apart, and not compared.
-
 Of what is divided over the workers (see :mod:`outlast.inprocess.divided`) this worker's part is
 looked at. All of it is gone through at each step's end: FSDP2 puts its parameters in order where it
 is asked for its state. Where it is not known whether a step will count, a copy of the state of
 before is kept beside (``Moment.aside``), until the next attempt.
-
-Guarantees: what ``Looks.take`` gives, completed by the state of a later moment, is what the state
-was then, or it is refused. It is used only for objects of which that was seen to hold: torch's own
-optimizers, models of torch's modules; for all others the whole state is gone through each time.
-What breaks it: writes that go past the version counter (``.data``, NumPy views) to a parameter,
-after a step's end and outside of an optimizer.
 """
 
 from __future__ import annotations
 
 import copy
 import logging
-import operator
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any, Final, NamedTuple
 
 import msgspec
-import numpy as np
 import torch
 import xxhash
 
 from outlast.attempt.beat import Own
-from outlast.attempt.groups import groups
 from outlast.attempt.link import Link
 from outlast.attempt.over import over
 from outlast.checkpoint import devices
-from outlast.checkpoint.attributes import is_stock_class
 from outlast.checkpoint.boundary import array_of
 from outlast.checkpoint.plan import OWN
-from outlast.checkpoint.tensors import as_bytes, bytes_of, is_spread
-from outlast.checkpoint.tree import DTYPE_OF, encode_into, flatten, unflatten
+from outlast.checkpoint.tensors import as_bytes, bytes_of
+from outlast.checkpoint.tree import DTYPE_OF, flatten, unflatten
 from outlast.data import random_state
 from outlast.errors import ConfigError
 from outlast.inprocess.divided import local
+from outlast.inprocess.looks import Buffers, Looks, Marks, Rest, Whole, is_equal, of_all
 from outlast.script.objects import BoundaryState, Objects
 
 BUFFERS: Final = "buffers"  # in what rank 0 knows alone
-_PREFIX: Final = f"{OWN}."
-_GROUPS: Final = "param_groups"
-_MEMBERS: Final = "params"
-_NUMBERS: Final = frozenset({int, float, bool, type(None)})
-
-
-Buffers = list[tuple[str, torch.Tensor]]  # names, one a line, and what they hold, in one piece
-
-
-class Rest(msgspec.Struct, frozen=True, kw_only=True):
-    """What is known of the state at a step's end, for later.
-
-    Attributes:
-        live: tensors that only optimizers change, as they are.
-        digest: of all but these, and but for what is sent.
-        sent: name → buffer that DDP takes from rank 0 before the next forward pass, live.
-    """
-
-    live: list[torch.Tensor]
-    digest: bytes
-    sent: dict[str, torch.Tensor]
-    _copies: list[_Copies]
-    _sent: list[_Copies]
-    _data: dict[str, Any]  # key → small state
-    _groups: dict[str, Any]  # key of an optimizer → its groups, without what they hold
-    _whole: Whole | None = None
-
-    def whole(self, now: Callable[[], BoundaryState]) -> Whole:
-        """All of the state then.
-
-        Args:
-            now: gives the state that the objects hold, from which what has not changed is taken.
-
-        Raises:
-            ConfigError: that is a state of other parts.
-        """
-        if self._whole is not None:
-            return self._whole
-        state = now()
-        live = {name: one for name, one in state.tensors.items() if name in state.lazy}
-        others = {one for one in state.tensors if one not in live and not one.startswith(_PREFIX)}
-        copies = _apart([*self._copies, *self._sent])
-        if set(map(id, live.values())) != set(map(id, self.live)) or others != set(copies):
-            raise ConfigError("the state is made of other parts than at the step's end")
-        data = {key: value for key, value in state.data.items() if key != OWN} | self._data
-        for key, hyper in self._groups.items():
-            data[key] = _with_groups(data[key], hyper)
-        return Whole(data=data, tensors=live | copies)
-
-    @property
-    def buffers(self) -> Buffers:
-        """The copies of what is sent."""
-        return _plain(self._sent)
-
-    def buffers_now(self) -> Buffers:
-        """The same, as they are now."""
-        return _plain(_copied(self.sent.items()))
-
-
-class Whole(msgspec.Struct, frozen=True, kw_only=True):
-    """All of the state at a step's end but what is one rank's own.
-
-    Attributes:
-        data: key → small state, in which tensors are named.
-        tensors: name → tensor; those that only optimizers change are live.
-    """
-
-    data: dict[str, Any]
-    tensors: dict[str, torch.Tensor]
-
-
-def of_all(state: BoundaryState) -> Rest:
-    """The whole of ``state`` gone through.
-
-    Raises:
-        ConfigError: something is divided that changes without an optimizer.
-    """
-    data = {key: value for key, value in state.data.items() if key != OWN}
-    tensors = {name: one for name, one in state.tensors.items() if not name.startswith(_PREFIX)}
-    for name, tensor in tensors.items():
-        if is_spread(tensor) and name not in state.lazy:
-            raise ConfigError(f"{name} is divided over the workers, and no optimizer's")
-    live = {name: one for name, one in tensors.items() if name in state.lazy}
-    copies, sent, is_sent = _apart_from_sent(
-        (name, one) for name, one in tensors.items() if name not in live
-    )
-    return Rest(
-        live=list(map(local, live.values())),
-        digest=_digest([data, list(is_sent)], copies),
-        sent=is_sent,
-        _copies=copies,
-        _sent=sent,
-        _data=data,
-        _groups={},
-        _whole=Whole(data=data, tensors=live | _apart([*copies, *sent])),
-    )
-
-
-class Looks:
-    """Takes it again and again, of the same objects.
-
-    Args:
-        objects: the session's.
-    """
-
-    def __init__(self, objects: Objects) -> None:
-        self._objects = objects
-        self._small: dict[str, dict[str, int]] = {}  # model → name → where it is in the walk
-        self._large: dict[str, list[int]] = {}  # model → where that is what optimizers change
-        self._names: dict[str, list[str]] = {}  # model → of all
-        self._may = True
-        self._is_learnt = False
-
-    def take(self) -> Rest | None:
-        """As of now; None where the whole state is to be gone through, and learnt from."""
-        if not self._is_learnt:
-            return None
-        live: list[torch.Tensor] = []
-        small: list[tuple[str, torch.Tensor]] = []
-        for key in self._names:
-            walked = self._objects.walked(key)
-            if walked is None or walked[0] is not self._names[key]:
-                self._is_learnt = False
-                return None
-            values = walked[1]
-            live += [values[at] for at in self._large[key]]
-            small += [(name, values[at]) for name, at in self._small[key].items()]
-        data: dict[str, Any] = {}
-        hyper: dict[str, Any] = {}
-        tensors: dict[str, torch.Tensor] = {}
-        for key, value in self._objects.stateful.items():
-            if key in self._names:
-                continue
-            if not isinstance(value, torch.optim.Optimizer):
-                data[key] = encode_into(value.state_dict(), key, tensors)
-                continue
-            kept = _kept_by(value)
-            if kept is None:
-                self._is_learnt = False
-                return None
-            live += kept
-            groups = [
-                {name: one for name, one in group.items() if name != _MEMBERS}
-                for group in value.param_groups
-            ]
-            hyper[key] = encode_into(groups, f"{key}.{_GROUPS}", tensors)
-        copies, sent, is_sent = _apart_from_sent([*small, *tensors.items()])
-        return Rest(
-            live=live,
-            digest=_digest([data, hyper, list(is_sent)], copies),
-            sent=is_sent,
-            _copies=copies,
-            _sent=sent,
-            _data=data,
-            _groups=hyper,
-        )
-
-    def learn(self, state: BoundaryState) -> None:
-        """See what ``state`` is made of, which is that of now; and whether ``take`` gives it."""
-        if not self._may:
-            return
-        self._is_learnt = self._may = self._learn(state)
-
-    def _learn(self, state: BoundaryState) -> bool:
-        if any(map(is_spread, state.tensors.values())):  # FSDP puts them in place when it is asked
-            return False
-        for key, value in self._objects.stateful.items():
-            if isinstance(value, torch.optim.Optimizer):
-                if not is_stock_class(type(value)):
-                    return False
-            elif isinstance(value, torch.nn.Module) and not self._learn_model(key, state):
-                return False
-        self._is_learnt = True
-        try:
-            found = self.take()
-            return found is not None and found.whole(lambda: state).data == {
-                key: value for key, value in state.data.items() if key != OWN
-            }
-        except ConfigError:
-            return False
-
-    def _learn_model(self, key: str, state: BoundaryState) -> bool:
-        walked = self._objects.walked(key)
-        if walked is None:
-            return False
-        names, values = walked
-        self._names[key], self._small[key], self._large[key] = names, {}, []
-        for at, (name, value) in enumerate(zip(names, values, strict=True)):
-            whole = f"{key}.{name}"
-            if state.tensors.get(whole) is not value:
-                return False
-            if whole in state.lazy:
-                self._large[key].append(at)
-            else:
-                self._small[key][whole] = at
-        return True
-
-
-def _kept_by(optimizer: torch.optim.Optimizer) -> list[torch.Tensor] | None:
-    """The tensors that it keeps for its parameters, if it keeps nothing but these and numbers."""
-    found: list[torch.Tensor] = []
-    for slots in optimizer.state.values():
-        if not isinstance(slots, dict):
-            return None
-        for value in slots.values():
-            if isinstance(value, torch.Tensor):
-                found.append(value)
-            elif type(value) not in _NUMBERS:
-                return None
-    return found
-
-
-class _Copies(NamedTuple):
-    """Of tensors of one dtype on one device, one behind the other."""
-
-    names: list[str]
-    shapes: list[torch.Size]
-    flat: torch.Tensor
-
-    def apart(self) -> dict[str, torch.Tensor]:
-        parts = self.flat.split([shape.numel() for shape in self.shapes])
-        each = zip(self.names, self.shapes, parts, strict=True)
-        return {name: part.clone().reshape(shape) for name, shape, part in each}
-
-
-def _copied(tensors: Iterable[tuple[str, torch.Tensor]]) -> list[_Copies]:
-    kinds: dict[Any, list[tuple[str, torch.Tensor]]] = {}
-    for name, one in tensors:
-        where = None if one.is_cpu else one.device
-        kinds.setdefault((one.dtype, where), []).append((name, one))
-    with torch.no_grad():
-        return [
-            _Copies(
-                [name for name, _ in kind],
-                [one.shape for _, one in kind],
-                torch.cat([one if one.dim() == 1 else one.reshape(-1) for _, one in kind]),
-            )
-            for kind in kinds.values()
-        ]
-
-
-def _apart_from_sent(
-    tensors: Iterable[tuple[str, torch.Tensor]],
-) -> tuple[list[_Copies], list[_Copies], dict[str, torch.Tensor]]:
-    """Copies of tensors, those of what DDP takes from rank 0, and these themselves."""
-    named = dict(tensors)
-    addresses = groups.sent_buffers() if named else set()
-    sent = {name: one for name, one in named.items() if addresses and one.data_ptr() in addresses}
-    others = ((name, one) for name, one in named.items() if name not in sent)
-    return _copied(others), _copied(sent.items()), sent
-
-
-def _apart(copies: Iterable[_Copies]) -> dict[str, torch.Tensor]:
-    return {name: part for one in copies for name, part in one.apart().items()}
-
-
-def _plain(copies: Iterable[_Copies]) -> Buffers:
-    return [("\n".join(one.names), one.flat) for one in copies]
-
-
-def is_equal(one: Buffers, other: Buffers) -> bool:
-    """Whether they hold the same, to the bit."""
-    return len(one) == len(other) and all(
-        mine == its and np.array_equal(_raw(a), _raw(b))
-        for (mine, a), (its, b) in zip(one, other, strict=True)
-    )
-
-
-def _raw(flat: torch.Tensor) -> Any:
-    return flat.cpu().view(torch.uint8).numpy()
-
-
-def with_buffers(tensors: dict[str, torch.Tensor], buffers: Buffers) -> dict[str, torch.Tensor]:
-    """``tensors`` with some of them as another rank has them."""
-    found = dict(tensors)
-    for joined, flat in buffers:
-        names = joined.split("\n")
-        copies = _Copies(names, [tensors[name].shape for name in names], flat)
-        found |= copies.apart()
-    return found
-
-
-def _digest(data: Any, copies: Iterable[_Copies]) -> bytes:
-    digest = xxhash.xxh3_128(msgspec.json.encode(data))
-    for one in copies:
-        digest.update(f"{one.flat.dtype} {one.flat.numel()}".encode())
-        digest.update(as_bytes(one.flat).numpy())  # a device's is waited for
-    return digest.digest()
-
-
-def _with_groups(now: Any, groups: Any) -> Any:
-    both = zip(groups, now[_GROUPS], strict=True)
-    return {**now, _GROUPS: [{**then, _MEMBERS: one[_MEMBERS]} for then, one in both]}
-
-
-_address, _version = operator.methodcaller("data_ptr"), operator.attrgetter("_version")
 
 
 class Moment:
@@ -403,8 +88,7 @@ class Moment:
         self._state = rest
         self._whole: Whole | None = None
         self.is_spoiled = self.is_aside = False
-        self.live = rest.live
-        self._marks = _marks_of(self.live)
+        self.live, self._marks = rest.live, rest.marks
 
     def settle(self, now: Callable[[], BoundaryState]) -> None:
         """It is to stay: see what all of it is.
@@ -428,7 +112,7 @@ class Moment:
         if self._whole is None:
             return None
         made = copy.copy(self)
-        made.is_aside, made.live, made._marks = True, [], []
+        made.is_aside, made.live, made._marks = True, [], Marks([])
         tensors = {name: one.detach().clone() for name, one in self.tensors.items()}
         made._whole = Whole(data=self.data, tensors=tensors)
         return made
@@ -459,7 +143,7 @@ class Moment:
     @property
     def is_whole(self) -> bool:
         """Whether nothing has changed since the step's end."""
-        return not self.is_spoiled and _marks_of(self.live) == self._marks
+        return not self.is_spoiled and self._marks.hold()
 
     @property
     def is_settled(self) -> bool:
@@ -476,11 +160,6 @@ class Moment:
             raw = as_bytes(local(tensor))
             found.update(array_of(raw).data)
         return str(found.hexdigest())
-
-
-def _marks_of(tensors: list[torch.Tensor]) -> list[int]:
-    """Where they lie, and their versions; there may be thousands, at each step."""
-    return [*map(_address, tensors), *map(_version, tensors)]
 
 
 _kept: list[Moment] = []  # of the attempt that is over, until the next one has its own
@@ -531,11 +210,12 @@ class _Parcel(msgspec.Struct, frozen=True, array_like=True):
     tensors: list[_Tensor]
 
 
-_decoder = msgspec.msgpack.Decoder(_Parcel)
+_encoder = msgspec.msgpack.Encoder()
+_decoder = msgspec.msgpack.Decoder(dict[str, _Parcel])
 
 
 class Packer:
-    """Packs states of one name, one after the other; what is in both is looked through once.
+    """Packs states of one name, one after the other; what is in both is packed once.
 
     An object that a state holds at its top is taken to be what it was, if it is the same one.
 
@@ -567,23 +247,19 @@ class Packer:
                 data, tensors = flatten(value, f"{self._name}.{key}")
                 known = {} if part is None else part.tensors
                 found = {name: _again(name, one, known.get(name)) for name, one in tensors.items()}
-                part = _Part(value, data, found)
+                parcel = _Parcel(data, [one.data for one in found.values()])
+                part = _Part(value, found, msgspec.Raw(_encoder.encode(parcel)))
                 is_same = False
             self._parts[key] = part
         if not is_same or not self._packed:
-            self._packed = msgspec.msgpack.encode(
-                _Parcel(
-                    {key: part.data for key, part in self._parts.items()},
-                    [one.data for part in self._parts.values() for one in part.tensors.values()],
-                )
-            )
+            self._packed = _encoder.encode({key: part.raw for key, part in self._parts.items()})
         return self._packed
 
 
 class _Part(NamedTuple):
     value: Any
-    data: Any
     tensors: dict[str, _SeenTensor]
+    raw: msgspec.Raw
 
 
 class _SeenTensor(NamedTuple):
@@ -607,17 +283,19 @@ def unpack(parcel: bytes) -> Any:
     Raises:
         ValueError: these bytes are not what a packer gave.
     """
-    found = _decoder.decode(parcel)
-    tensors = {
-        one.name: torch.frombuffer(bytearray(one.data), dtype=torch.uint8)
-        .view(DTYPE_OF[one.dtype])
-        .reshape(one.shape)
-        .clone()
-        if one.data
-        else torch.empty(one.shape, dtype=DTYPE_OF[one.dtype])
-        for one in found.tensors
+    found: dict[str, _Parcel] = _decoder.decode(parcel)
+    return {
+        key: unflatten(part.data, {one.name: _tensor(one) for one in part.tensors})
+        for key, part in found.items()
     }
-    return unflatten(found.data, tensors)
+
+
+def _tensor(packed: _Tensor) -> torch.Tensor:
+    dtype = DTYPE_OF[packed.dtype]
+    if not packed.data:
+        return torch.empty(packed.shape, dtype=dtype)
+    flat = torch.frombuffer(bytearray(packed.data), dtype=torch.uint8)
+    return flat.view(dtype).reshape(packed.shape).clone()
 
 
 _PLAIN: Final = ("step", "bits", "settings", "origins")  # of a rank's own state

@@ -80,6 +80,10 @@ class ModelState:
         values = self._walk.again() if self._walk is not None else None
         return None if self._walk is None or values is None else (self._walk.names, values)
 
+    def places(self) -> list[tuple[dict[str, Any], str]]:
+        """Of the same: which table of its module has it, and as what."""
+        return [] if self._walk is None else self._walk.places()
+
     @property
     def is_known(self) -> bool:
         """Whether what was returned last has all parameters, each of them itself."""
@@ -142,6 +146,11 @@ class _Walk:
         if [value is None for value in values] != self._absent:
             return None
         return values if self._choose is None else [values[at] for at in self._choose]
+
+    def places(self) -> list[tuple[dict[str, Any], str]]:
+        """The dict that has each of them, and its key there."""
+        every = [(table, key) for table in self._tables for key in table]
+        return every if self._choose is None else [every[at] for at in self._choose]
 
     def _ids_of_children(self) -> list[int]:
         return list(map(id, _chain(map(dict.values, self._children))))

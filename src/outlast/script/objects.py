@@ -255,6 +255,10 @@ class Objects:
         model = self._model_states.get(name)
         return model.walked() if model is not None else None
 
+    def places(self, name: str) -> list[tuple[dict[str, Any], str]]:
+        """Of the same: the dict that has each of what was walked to, and its key there."""
+        return self._model_states[name].places() if name in self._model_states else []
+
     def gone_through(self, state: Mapping[str, Any]) -> list[torch.Tensor] | None:
         """All tensors of the models, if what ``capture`` has just given holds all of them."""
         if not all(model.is_known for model in self._model_states.values()):

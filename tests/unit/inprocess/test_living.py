@@ -9,7 +9,8 @@ from torch import nn
 from outlast.checkpoint.plan import OWN
 from outlast.checkpoint.tree import flatten
 from outlast.inprocess import living
-from outlast.inprocess.living import Moment, of_all
+from outlast.inprocess.living import Moment
+from outlast.inprocess.looks import of_all
 from outlast.script.objects import BoundaryState, Lazy, Objects
 
 LINK = SimpleNamespace(rank=1, world_size=4)

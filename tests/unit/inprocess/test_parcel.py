@@ -33,7 +33,7 @@ def test_tensors_come_back_to_the_bit(value):
 
 
 def test_data_comes_back():
-    value = {"a": (1, 2.5, None), 3: [b"bytes", {"x"}], "inf": float("inf")}
+    value = {"a": {"b": (1, 2.5, None), 3: [b"bytes", {"x"}]}, "inf": float("inf")}
     assert unpack(pack(value, "x")) == value
 
 

@@ -2,14 +2,17 @@
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from torch import nn
 
 from outlast.checkpoint.plan import OWN
 from outlast.checkpoint.tree import flatten
 from outlast.errors import ConfigError
-from outlast.inprocess import living as module
-from outlast.inprocess.living import Looks, is_equal, of_all, with_buffers
+from outlast.inprocess import looks as module
+from outlast.inprocess.looks import Looks, is_equal, of_all, with_buffers
 from outlast.script.objects import BoundaryState, Lazy, Objects
+from thorough import examples
 
 
 class Counter:
@@ -171,6 +174,127 @@ def test_a_state_of_other_parts_completes_nothing():
     slots["exp_avg"] = slots["exp_avg"].clone()
     with pytest.raises(ConfigError, match="other parts"):
         taken.whole(job.state)
+
+
+def paced(job):
+    """After some steps it is known that one of an optimizer's tensors tells of all."""
+    looks = job.looks()
+    for _ in range(4):
+        job.train()
+        looks.take()
+    return looks
+
+
+def slots_of(job):
+    return [one for each in job.optimizer.state.values() for one in each.values()]
+
+
+@pytest.mark.parametrize(("optimizer", "options"), KINDS)
+def test_one_of_an_optimizers_tensors_is_looked_at_for_all(monkeypatch, optimizer, options):
+    job = Job(optimizer, **options)
+    looks = paced(job)
+    seen, look = [], module._Pace.look
+    monkeypatch.setattr(module._Pace, "look", lambda pace: seen.append(look(pace)))
+    for _ in range(2 * module.DUE):
+        job.train()
+        marks = looks.take().marks
+        job.body()
+        assert marks.hold(), "its steps move all of them together"
+    assert len(seen) <= 2, "all of them are looked at once in so many steps"
+    num = len(slots_of(job))
+    assert len(looks.take().marks._tensors) == len(looks.take().live) - num
+
+
+@pytest.mark.parametrize("at", [0, 1, 4])
+def test_an_optimizers_tensor_that_is_written_to_is_not_believed(at):
+    job = Job()
+    looks = paced(job)
+    marks = looks.take().marks
+    slots_of(job)[at].add_(0)
+    assert not marks.hold(), "written to since"
+    job.train()
+    for _ in range(module.DUE):
+        taken, then = looks.take(), [one.clone() for one in slots_of(job)]
+        if taken.marks.hold():
+            assert all(map(torch.equal, slots_of(job), then))
+        job.train()
+    assert looks.take().marks.hold(), "by then all of them were looked at again"
+
+
+@pytest.mark.parametrize("what", ["weight", "moved weight", "moved slot", "step"])
+def test_what_has_changed_since_is_seen(what):
+    job = Job()
+    looks = paced(job)
+    marks = looks.take().marks
+    assert marks.hold()
+    if what == "weight":
+        with torch.no_grad():
+            job.model[0].weight.add_(0)
+    elif what == "moved weight":
+        job.model[0].weight.data = job.model[0].weight.data.clone()
+    elif what == "moved slot":
+        slots_of(job)[1].data = slots_of(job)[1].data.clone()
+    else:
+        job.train()
+    assert not marks.hold()
+
+
+@given(st.data())
+@examples(60)
+def test_whatever_moves_apart_is_looked_at_by_itself(data):
+    """Weights without a gradient now and then, and writes by hand between steps."""
+    job = Job()
+    looks = job.looks()
+    weights = [one for one in job.model.parameters() if one.requires_grad]
+    for _ in range(data.draw(st.integers(3, 40))):
+        job.body()
+        is_odd = data.draw(st.integers(0, 7)) == 0
+        if is_odd:
+            for one in data.draw(st.lists(st.sampled_from(weights), unique_by=id)):
+                one.grad = None
+        job.optimizer.step()
+        if data.draw(st.integers(0, 7)) == 0:
+            is_odd = True
+            data.draw(st.sampled_from(slots_of(job))).mul_(0.5)
+        taken = looks.take()
+        then = [one.clone() for one in taken.live]
+        job.body()
+        if not is_odd and data.draw(st.booleans()):
+            data.draw(st.sampled_from([*slots_of(job)])).add_(1)
+        holds = taken.marks.hold()
+        assert not holds or all(map(torch.equal, taken.live, then))
+
+
+def test_where_another_weight_gets_its_first_gradient_there_are_more_tensors():
+    job = Job()
+    job.model[2].bias.requires_grad_(True)
+    looks = job.looks()
+    job.model[2].bias.requires_grad_(False)
+    for _ in range(4):
+        job.train()
+        before = looks.take()
+    job.model[2].bias.requires_grad_(True)
+    job.train()
+    assert len(looks.take().live) >= len(before.live)
+    assert as_lists(looks.take().whole(job.state)) == as_lists(of_all(job.state()).whole(job.state))
+
+
+def test_settings_are_taken_as_they_are():
+    job = Job()
+    looks = paced(job)
+    group = job.optimizer.param_groups[0]
+    for change in (
+        lambda: group.update(lr=0.5),
+        lambda: group.update(betas=[0.9, 0.99]),
+        lambda: group["betas"].append(1.0),  # a list can change where it lies
+        lambda: group.update(lr=torch.tensor(0.25)),
+        lambda: group["lr"].mul_(2),
+    ):
+        before = looks.take().digest
+        change()
+        taken = looks.take()
+        assert taken.digest != before
+        assert as_lists(taken.whole(job.state)) == as_lists(of_all(job.state()).whole(job.state))
 
 
 class Own(torch.optim.SGD):
