@@ -411,7 +411,7 @@ def _patterns() -> list[tuple[Kind, re.Pattern[str]]]:
 
 def is_echo(failure: Failure) -> bool:
     """Whether it is what torch raises in a survivor when its peer's process goes."""
-    return reads_as_echo(failure.message)
+    return reads_as_echo(failure.message) and not _lost_its_loader(failure)
 
 
 def reads_as_echo(message: str) -> bool:
@@ -431,7 +431,7 @@ def kind_of(failure: Failure, signs: Signs = Signs()) -> Kind:  # noqa: B008 - i
     number = signal_of(failure)
     if number:
         return _of_signal(number, failure, signs)
-    if _LOADER_GONE.search(failure.traceback) and _FROM_A_PIPE.match(failure.message):
+    if _lost_its_loader(failure):
         return _grave(Kind.KILLED, signs)
     for kind, pattern in _patterns():
         if pattern.search(_of_network(said) if kind is Kind.NETWORK else said):
@@ -492,6 +492,11 @@ def _grave(kind: Kind, signs: Signs) -> Kind:
 # A loader's process was killed while it handed over a batch: its socket says so before torch does.
 _LOADER_GONE: Final = re.compile(r"utils/data/dataloader\.py\", line \d+, in _try_get_data\b")
 _FROM_A_PIPE: Final = re.compile(r"(ConnectionReset|ConnectionRefused|EOF)Error\b")
+
+
+def _lost_its_loader(failure: Failure) -> bool:
+    gone = _LOADER_GONE.search(failure.traceback) and _FROM_A_PIPE.match(failure.message)
+    return gone is not None
 
 
 def _of_network(said: str) -> str:

@@ -20,6 +20,7 @@ from outlast.policy.failures import (
     most_telling,
     title_of,
 )
+from outlast.policy.restart import RestartPolicy
 
 DOCS = Path(__file__).parents[3] / "docs" / "failures.md"
 MEMORY = "DefaultCPUAllocator: can't allocate memory: you tried to allocate 4000000000000 bytes."
@@ -191,8 +192,10 @@ def test_a_loader_that_is_killed_while_it_hands_over_is_no_network():
         'File "train.py", line 7, in step',
         'File "/x/torch/utils/data/dataloader.py", line 1291, in _try_get_data',
     )
+    lost = msgspec.structs.replace(alone, traceback=trace)
     assert kind_of(alone) is Kind.NETWORK
-    assert kind_of(msgspec.structs.replace(alone, traceback=trace)) is Kind.KILLED
+    assert kind_of(lost) is Kind.KILLED
+    assert RestartPolicy(9).judge([lost], lasted_s=1.0, echoes=False).kind is Kind.KILLED
 
 
 @pytest.mark.parametrize(
