@@ -10,7 +10,8 @@ Guarantees: a gradient that no optimizer has used yet is in every checkpoint, wh
 Which those are is told by an optimizer's own step: it notes which gradients it had (the tensors,
 and their version counters), and those that are others, or have been added to since, are not used.
 
-What FSDP2 has not summed yet (``set_requires_gradient_sync(False)``) is kept too.
+What FSDP2 has not summed yet (``set_requires_gradient_sync(False)``) is kept too, and what HSDP has
+summed within a replica group alone (``set_requires_all_reduce(False)``).
 
 What can go wrong: with another number of workers gradients in the making mean nothing; they are
 left out, in one line. A script that counts its batches in a variable of its own counts anew after a
@@ -41,6 +42,8 @@ PROBES: Final = 4  # parameters of each optimizer whose gradients are noted
 WAIT_STEPS_MAX: Final = 64  # that a save waits for gradients to be used
 KEY: Final = "gradients"
 _FSDP2: Final = "torch.distributed.fsdp._fully_shard._fully_shard"
+_LAYOUT: Final = "_partial_reduce_output_layout"
+_PLACES: Final = "/places"
 Named = Mapping[str, torch.Tensor]
 Mark = tuple[Any, int] | None
 
@@ -172,7 +175,8 @@ class ScriptGradients:
         found = [_mark(p) for one in self._seen.values() for p in one.probes()]
         if self._by_hand is not None:
             found += [_mark(p) for p in self._by_hand.probes()]
-        return found + [_mark_of(_unsummed(one)) for one in self._unsummed]
+        found += [_mark_of(_unsummed(one)) for one in self._unsummed]
+        return found + [_mark_of(one._partial_reduce_output) for one in _some(self._groups)]
 
     def forget(self, step: int) -> None:
         """The process goes on from ``step`` in another attempt, with no gradient of before."""
@@ -242,6 +246,9 @@ class ScriptGradients:
         found |= {
             name: _unsummed(held) for name, held, _ in self._fsdp2() if _unsummed(held) is not None
         }
+        for name, group in self._fsdp2_groups():
+            if group._partial_reduce_output is not None:
+                found |= {name: group._partial_reduce_output, name + _PLACES: _places_in(group)}
         # Set to zero where they lie, they are as good as none.
         return found if any(bool(gradient.any()) for gradient in found.values()) else {}
 
@@ -284,6 +291,9 @@ class ScriptGradients:
             for name, held, module in self._fsdp2():
                 if name in saved:
                     _put_unsummed(held, module, saved[name].to(held.sharded_param.device))
+            for name, group in self._fsdp2_groups():
+                if name in saved:
+                    _put_partial(group, saved[name], saved[name + _PLACES])
 
     def _parameters(self) -> Iterator[tuple[str, torch.Tensor]]:
         known: set[int] = set()
@@ -308,6 +318,13 @@ class ScriptGradients:
             if isinstance(value, torch.nn.Module):
                 for number, (held, module) in enumerate(_fsdp_parameters(value)):
                     yield f"{key}/unsummed/{number}", held, module
+
+    def _fsdp2_groups(self) -> Iterator[tuple[str, Any]]:
+        """The groups of parameters that FSDP2 sums together, by a name."""
+        for key, value in self._objects().items():
+            if isinstance(value, torch.nn.Module):
+                for number, (group, _) in enumerate(_fsdp_groups(value)):
+                    yield f"{key}/partial/{number}", group
 
 
 class _SeenStep:
@@ -457,6 +474,23 @@ def _drop_unsummed(held: Any) -> None:
         held.unsharded_accumulated_grad = None
     if hasattr(held, "_unsharded_param"):
         held._unsharded_param.grad = None
+
+
+def _places_in(group: Any) -> torch.Tensor:
+    """In what HSDP has summed partly: rows of the number of a parameter, its offset, its size.
+
+    Empty before torch 2.15, whose groups are the first to ask for it.
+    """
+    known = getattr(group, _LAYOUT, {})
+    rows = [(at, *known[one]) for at, one in enumerate(group.fsdp_params) if one in known]
+    return torch.tensor(rows, dtype=torch.int64).reshape(-1, 3)
+
+
+def _put_partial(group: Any, summed: torch.Tensor, places: torch.Tensor) -> None:
+    group._partial_reduce_output = summed.to(group.device)
+    if hasattr(group, _LAYOUT):
+        rows = {group.fsdp_params[at]: (start, size) for at, start, size in places.tolist()}
+        getattr(group, _LAYOUT).update(rows)
 
 
 def _fsdp_parameters(model: torch.nn.Module) -> Iterator[tuple[Any, Any]]:

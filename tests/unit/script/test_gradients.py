@@ -8,6 +8,7 @@ import torch.distributed as dist
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
 
 from outlast.script.gradients import KEY, WAIT_STEPS_MAX, ScriptGradients
 from thorough import examples
@@ -199,14 +200,17 @@ def test_gradients_of_other_numbers_of_workers_are_left_out_and_said(capsys):
     assert "of 2 workers; this attempt has 3: they are left out" in capsys.readouterr().err
 
 
-def test_what_fsdp2_has_not_summed_yet():
+@pytest.mark.parametrize("sums", ["gradient_sync", "all_reduce"])
+def test_what_fsdp2_has_not_summed_yet(sums):
     from torch.distributed.fsdp import fully_shard
 
     def build():
         torch.manual_seed(0)
         model = nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 1))
+        # With replica groups, of one worker each: what is summed within them is kept apart.
+        mesh = init_device_mesh("cpu", (1, 1), mesh_dim_names=("replicas", "shards"))
         for part in (*model, model):
-            fully_shard(part)
+            fully_shard(part, mesh=mesh if sums == "all_reduce" else None)
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
         gradients = ScriptGradients(lambda: {"model": model, "optimizer": optimizer})
         gradients.open(0)
@@ -215,7 +219,7 @@ def test_what_fsdp2_has_not_summed_yet():
     def run(model, optimizer, gradients, first, last):
         for step in range(first, last):
             gradients.handed_out()
-            model.set_requires_gradient_sync((step + 1) % 4 == 0)
+            getattr(model, f"set_requires_{sums}")((step + 1) % 4 == 0)
             assert not gradients.have_moved
             model(torch.full((2, 3), float(step)).sin()).square().mean().backward()
             if (step + 1) % 4 == 0:
