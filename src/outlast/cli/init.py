@@ -41,6 +41,7 @@ import click
 import msgspec
 
 from outlast._version import __version__
+from outlast.cli.quantities import GRACE
 from outlast.errors import ConfigError, Exit
 from outlast.tiers import OBJECT_SCHEMES
 
@@ -558,7 +559,7 @@ def _common(function: Callable[..., Any]) -> Callable[..., Any]:
 @_common
 @click.option("--time", default="24:00:00", show_default=True, help="The job's time limit.")
 @click.option("--partition", default="", help="Where it may run.")
-@click.option("--grace", default=120, show_default=True, help="Seconds' notice of the limit.")
+@click.option("--grace", type=GRACE, default="120s", show_default=True, help="Notice of the limit.")
 @click.option("--cpus-per-gpu", default=8, show_default=True, help="Cores for each GPU.")
 @click.option("--mem", default="", help="Memory of each machine, as 200G; 0 for all of it.")
 @click.option("--dir", "directory", default="outlast-job", help="The job's directory; shared.")
@@ -566,7 +567,7 @@ def slurm(
     *,
     time: str,
     partition: str,
-    grace: int,
+    grace: float,
     cpus_per_gpu: int,
     mem: str,
     directory: str,
@@ -578,7 +579,7 @@ def slurm(
         directory=directory,
         time=time,
         partition=partition,
-        grace_s=grace,
+        grace_s=round(grace),
         cpus_per_gpu=cpus_per_gpu,
         mem=mem,
     )
@@ -597,7 +598,7 @@ def slurm(
 @click.option("--image", required=True, help="Has outlast and the script in it.")
 @click.option("--claim", required=True, help="PersistentVolumeClaim for the job's directory.")
 @click.option("--spot", type=click.Choice(list(SPOT_GRACE_S)), help="Ask for spot machines.")
-@click.option("--grace", type=int, help="Seconds a drain may take (120; on spot: the cloud's).")
+@click.option("--grace", type=GRACE, help="What a drain may take (120s; on spot: the cloud's).")
 @click.option("--memory", default="", help="That each pod asks for, as 64Gi.")
 @click.option("--cpus-per-gpu", default=POD_CPUS_PER_GPU, help="Cores that it asks for.")
 @click.option(
@@ -609,7 +610,7 @@ def k8s(
     image: str,
     claim: str,
     spot: str | None,
-    grace: int | None,
+    grace: float | None,
     memory: str,
     cpus_per_gpu: int,
     resources: tuple[str, ...],
@@ -622,7 +623,7 @@ def k8s(
         image=image,
         claim=claim,
         spot=spot or "",
-        grace_s=grace,
+        grace_s=None if grace is None else round(grace),
         memory=memory,
         cpus_per_gpu=cpus_per_gpu,
         resources=resources,

@@ -313,6 +313,7 @@ _LONGEST: Final[dict[str, Any]] = {"most": 8.766e6, "most_words": "1,000 years"}
 
 DURATION: Final = Duration("a time", _HOURS, "90s, 3min or 1.5h", above=False, **_LONGEST)
 SPAN: Final = Duration("a time", _HOURS, "90s, 3min or 1.5h", **_LONGEST)
+GRACE: Final = Duration("a time", units.SECONDS, "120s", most=86_400, most_words="a day", bare=True)
 WAIT: Final = Duration("a time", _HOURS, "60s", most=24, most_words="a day")
 DAYS: Final = Quantity("a number of days", {"d": 1.0, "day": 1.0}, "60", bare=True, most=365_250)
 RATE: Final = RateType()

@@ -87,3 +87,12 @@ def test_what_is_wrong_is_one_line_and_writes_nothing(outlast, arguments, said):
 def test_help_names_the_kinds(outlast):
     _, out, _ = outlast("init", "--help")
     assert all(kind in out for kind in KINDS)
+
+
+@pytest.mark.parametrize("grace", ["2min", "120 s", "120"])
+def test_a_notice_has_a_unit(outlast, grace):
+    code, out, err = outlast("init", "slurm", "train.py", "--grace", grace, "-o", "-")
+    assert (code, "--signal=TERM@120\n" in out) == (0, True), err
+    code, out, err = outlast("init", "slurm", "train.py", "--grace", "2 parsecs", "-o", "-")
+    assert code == 2
+    assert "'parsecs' is not a unit of a time; write 120s" in err
