@@ -218,7 +218,7 @@ class Session:
         self._gradients.resumed(own, saved_by, link.world_size, link.rank)
         self._position.take_over(own_of, saved_by, link)
         if self._passage is not None:
-            self._passage.met(link, own_of, saved_by)
+            self._passage.met(self._on, own_of, saved_by)
 
         def once_more(keys: Collection[str]) -> None:
             again(keys)
