@@ -151,6 +151,10 @@ DIVIDED: Final = "its state is divided over so many workers"
 UNKEPT: Final = (
     "a worker's state at that boundary is not one that can be gone on from in its process"
 )
+ON_THE_WAY: Final = (
+    "connection closed by a loss elsewhere, and this process starts anew: it was still on its way "
+    "to the loop over session.steps()"
+)
 FROM_NOTHING: Final = (
     "connection closed by a loss elsewhere, and this process starts anew: there is no checkpoint"
 )
@@ -311,6 +315,21 @@ class Passage:
         )
 
     # --- in a loop ------------------------------------------------------------------------------
+
+    @contextlib.contextmanager
+    def opens_loop(self) -> Iterator[None]:
+        """Within, a loop is opened, together with the others.
+
+        Raises:
+            NotInProcess: the attempt that this process has joined is over; it is in no loop that
+                could go on in another one.
+        """
+        try:
+            yield
+        except Exception as error:
+            if not over.explains(error):
+                raise
+            raise NotInProcess(ON_THE_WAY) from None
 
     def come_to_loop(self) -> None:
         """A loop is about to begin.

@@ -594,14 +594,16 @@ class Session:
         return True
 
     def _open(self, loader: Iterable[Any], **limits: Any) -> None:
-        self._position.open(
-            *(loader, self.step),
-            books=self._on.books,
-            objects=self._objects,
-            streams=self._on.streams,
-            afresh=self._on.afresh,
-            **limits,
-        )
+        passage = self._passage
+        with passage.opens_loop() if passage is not None else contextlib.nullcontext():
+            self._position.open(
+                *(loader, self.step),
+                books=self._on.books,
+                objects=self._objects,
+                streams=self._on.streams,
+                afresh=self._on.afresh,
+                **limits,
+            )
 
     def _boundary(self) -> None:
         self._on.books.raise_if_overtaken()
