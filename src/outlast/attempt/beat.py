@@ -28,9 +28,10 @@ knows. Kept are the newest two moments that can be gone on from (the ends of ste
 are), and of the step in progress what will be its end if nothing is drawn any more: ranks may be a
 moment apart, and a worker may die after its part of a step was used by the others. And all that
 twice: what an attempt has gone on from stays until the attempt after it has begun, as one that is
-lost while all go into an attempt may have written nothing there yet. What can go wrong: the process
-is killed in the middle of a write. A record is believed only with its checksum; without it the job
-resumes from a checkpoint.
+lost while all go into an attempt may have written nothing there yet. Each record says of which
+attempt it is (``Descent``): those of another one are of the same step, and may be dealt out
+otherwise. What can go wrong: the process is killed in the middle of a write. A record is believed
+only with its checksum; without it the job resumes from a checkpoint.
 """
 
 from __future__ import annotations
@@ -378,11 +379,48 @@ SLOT_BYTES: Final = 128 << 10  # of each slot, as long as that is enough
 SLOT_BYTES_MAX: Final = 64 << 20
 _NUM_SLOTS: Final = 4  # of each of two attempts
 _NUM_ALL: Final = 2 * _NUM_SLOTS
-_HEAD: Final = struct.Struct("<qqqqBB16sqQ")
+_HEAD: Final = struct.Struct("<qqqqqBB16sqQ")
 # What is known of a worker, in one byte; and whether the optimizer was about to begin.
 _FINAL, _SEASONED, _IN_BACKWARD, _LATE, _AT_OPTIMIZER = 1, 2, 4, 8, 16
 _HABITS: Final = _SEASONED | _IN_BACKWARD | _LATE
 _entrusted: list[RankState] = []  # of other ranks, which have handed it over
+
+
+class Basis(NamedTuple):
+    """What an attempt has gone on from: own states of which attempt, step and number of workers."""
+
+    attempt: int
+    step: int
+    world_size: int
+
+
+class Descent(NamedTuple):
+    """Where the own states of an attempt come from.
+
+    Another number of workers shares out anew what all have counted. So own states of one step go
+    together only if they are of one attempt: of two of them, some samples may be in none, or twice.
+
+    Attributes:
+        timeline: number of the attempt in which this line of steps began.
+        attempt: number of this one.
+        world_size: its number of workers.
+        basis: what it has gone on from, if from survivors.
+    """
+
+    timeline: int
+    attempt: int
+    world_size: int
+    basis: Basis | None = None
+
+    def attempt_of(self, step: int) -> int:
+        """The attempt that a worker's own state of ``step`` is of.
+
+        As many workers as before begin with what those had: either's will do.
+        """
+        basis = self.basis
+        if basis is not None and (basis.step, basis.world_size) == (step, self.world_size):
+            return basis.attempt
+        return self.attempt
 
 
 class RankState(msgspec.Struct, frozen=True, kw_only=True):
@@ -390,6 +428,7 @@ class RankState(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         timeline: number of the attempt in which this line of steps began.
+        attempt: see ``Descent.attempt_of``.
         rank, world_size: whose it is.
         step: the completed step that it belongs to.
         is_final: whether that step was completed here; otherwise it was in progress.
@@ -403,6 +442,7 @@ class RankState(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     timeline: int
+    attempt: int
     rank: int
     world_size: int
     step: int
@@ -418,19 +458,13 @@ class Own:
     """A worker's side.
 
     Args:
-        timeline: number of the attempt in which this line of steps began.
-        rank, world_size: this worker's.
-        basis: step and number of workers that the attempt has gone on from, if from survivors.
+        descent: of the attempt.
+        rank: this worker's.
     """
 
-    def __init__(
-        self, timeline: int, rank: int, world_size: int, basis: tuple[int, int] | None = None
-    ) -> None:
-        self._whose = timeline, rank, world_size
-        known_of = None if basis is None else (timeline, *basis)
-        _entrusted[:] = [
-            one for one in _entrusted if (one.timeline, one.step, one.world_size) == known_of
-        ]
+    def __init__(self, descent: Descent, rank: int) -> None:
+        self._descent, self._rank = descent, rank
+        _entrusted[:] = [one for one in _entrusted if _is_of(one, descent)]
         self._first_slot = known = 0
         self._memory: mmap.mmap | None = None
         self._path: Path | None = None
@@ -438,10 +472,10 @@ class Own:
         if directory:
             path = self._path = own_path(Path(directory), int(os.environ.get("LOCAL_RANK", "0")))
             known = _habits(path)
-            self._first_slot = _NUM_SLOTS * _other_half(path, timeline, basis)
+            self._first_slot = _NUM_SLOTS * _other_half(path, descent)
             try:
                 self._memory = _mapped(path, SLOT_BYTES)
-                self._forget_undone(path, timeline, basis)
+                self._forget_undone(path)
             except OSError as error:  # what is lost then is resumed from a checkpoint
                 logger.warning("a worker's own state is not kept in memory: %s", error)
         self._pending: tuple[int, bool, bytes] | None = None  # step, late in it, blob
@@ -451,16 +485,16 @@ class Own:
         self._draws_in_backward = bool(known & _IN_BACKWARD)
         self._draws_late = bool(known & _LATE)
 
-    def _forget_undone(self, path: Path, timeline: int, basis: tuple[int, int] | None) -> None:
+    def _forget_undone(self, path: Path) -> None:
         """What was written of steps that are to be made again is not what they will be.
 
         The attempt's record of samples is another one, for a start.
         """
-        memory = self._memory
+        memory, (timeline, _, _, basis) = self._memory, self._descent
         if memory is None or basis is None:
             return
         for record, _, slot in _records(path):
-            if record.timeline == timeline and record.step > basis[0]:
+            if record.timeline == timeline and record.step > basis.step:
                 start = slot * (len(memory) // _NUM_ALL)
                 memory[start : start + _HEAD.size] = bytes(_HEAD.size)
 
@@ -512,7 +546,9 @@ class Own:
         kind = _FINAL * (stage == 2) + _AT_OPTIMIZER * (stage == 1)
         kind += _SEASONED * self._is_seasoned
         kind += _IN_BACKWARD * self._draws_in_backward + _LATE * self._draws_late
-        fields = (*self._whose, step, kind, certain, rest, len(blob))
+        timeline, _, world_size, _ = self._descent
+        whose = timeline, self._descent.attempt_of(step), self._rank, world_size
+        fields = (*whose, step, kind, certain, rest, len(blob))
         memory[start + _HEAD.size : start + _HEAD.size + len(blob)] = blob
         _HEAD.pack_into(memory, start, *fields, _sum(fields, blob))
 
@@ -587,10 +623,16 @@ def _habits(path: Path) -> int:
     return known
 
 
-def _other_half(path: Path, timeline: int, basis: tuple[int, int] | None) -> int:
+def _is_of(record: RankState, descent: Descent) -> bool:
+    """Whether it is of what the attempt has gone on from."""
+    found = Basis(record.attempt, record.step, record.world_size)
+    return (record.timeline, found) == (descent.timeline, descent.basis)
+
+
+def _other_half(path: Path, descent: Descent) -> int:
     """0 or 1: the half in which nothing lies that the attempt has gone on from."""
     for record, _, slot in _records(path):
-        if record.timeline == timeline and (record.step, record.world_size) == basis:
+        if _is_of(record, descent):
             return 1 - slot // _NUM_SLOTS
     return 0
 
@@ -610,9 +652,10 @@ def _records(path: Path) -> list[tuple[RankState, int, int]]:
         blob = raw[body : body + max(size, 0)]
         if len(blob) != size or not size or checksum != _sum((*fields, size), blob):
             continue
-        timeline, rank, world_size, step, kind, certain, rest = fields
+        timeline, attempt, rank, world_size, step, kind, certain, rest = fields
         record = RankState(
             timeline=timeline,
+            attempt=attempt,
             rank=rank,
             world_size=world_size,
             step=step,

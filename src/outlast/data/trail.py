@@ -635,13 +635,19 @@ class Others:
     """What one worker knows in one attempt.
 
     Args:
+        attempt: its number.
         rank, world_size: this worker's.
         begun_with: worker → the record that it began the attempt with, as data.
     """
 
     def __init__(
-        self, rank: int, world_size: int, begun_with: Mapping[int, Mapping[str, Any]]
+        self,
+        attempt: int,
+        rank: int,
+        world_size: int,
+        begun_with: Mapping[int, Mapping[str, Any]],
     ) -> None:
+        self.attempt = attempt
         self.rank = rank
         self.world_size = world_size
         self._records = {other: read_record(trail) for other, trail in begun_with.items()}

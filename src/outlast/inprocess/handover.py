@@ -60,11 +60,12 @@ class PartingWord(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         why_not: why it cannot go on in its process; "" if it can.
-        timeline, step, rest, own: of its :class:`outlast.inprocess.living.Moment` there.
+        timeline, attempt, step, rest, own: of its :class:`outlast.inprocess.living.Moment` there.
     """
 
     why_not: str = ""
     timeline: int = 0
+    attempt: int = 0
     step: int = 0
     rest: bytes = b""
     own: bytes = b""
@@ -157,6 +158,7 @@ def take(link: Link, parting: Parting) -> list[RankState]:
         records.append(
             RankState(
                 timeline=word.timeline,
+                attempt=word.attempt,
                 rank=rank,
                 world_size=link.world_size,
                 step=word.step,
@@ -245,7 +247,7 @@ class Regained(msgspec.Struct, frozen=True, kw_only=True):
         timeline: number of the attempt in which this line of steps began.
         state: key → state.
         own_of: rank → its own state.
-        world_size: number of workers that it is of.
+        attempt, world_size: that the own states are of.
         committed: the newest step that is committed.
         seconds: what that took.
         num_lacking: how many ranks had to be sent the state.
@@ -257,6 +259,7 @@ class Regained(msgspec.Struct, frozen=True, kw_only=True):
     timeline: int
     state: dict[str, Any]
     own_of: Callable[[int], dict[str, Any]]
+    attempt: int
     world_size: int
     committed: int
     seconds: float
@@ -321,6 +324,7 @@ def find(
         timeline=plan.timeline,
         state=state,
         own_of=own_of,
+        attempt=plan.attempt,
         world_size=plan.world_size,
         committed=plan.committed,
         seconds=time.monotonic() - start_s,
@@ -352,6 +356,7 @@ def _offer(
     known = [
         OwnState(
             timeline=one.timeline,
+            attempt=one.attempt,
             rank=one.rank,
             world_size=one.world_size,
             step=one.step,
@@ -365,6 +370,7 @@ def _offer(
     for one in reversed(moments):
         mine = OwnState(
             timeline=one.timeline,
+            attempt=one.attempt,
             rank=one.rank,
             world_size=one.world_size,
             step=one.step,
@@ -374,6 +380,7 @@ def _offer(
         found = StateOffer(
             step=one.step,
             timeline=one.timeline,
+            attempt=one.attempt,
             world_size=one.world_size,
             digest=one.digest(),
             rest=mine.rest,
@@ -392,8 +399,9 @@ def _offer(
 
 def _of_others(records: Sequence[RankState], others: Others) -> Iterator[RankState]:
     """What other workers knew alone, where all know the same but for their records of samples."""
+    whose = others.attempt, others.rank, others.world_size
     for one in records:
-        if (one.rank, one.world_size) != (others.rank, others.world_size) or not one.is_certain:
+        if (one.attempt, one.rank, one.world_size) != whose or not one.is_certain:
             continue
         own = unpack(one.blob)
         if own["data"].get("position", {}).get("kind") != LOADER:
@@ -412,13 +420,17 @@ def _publish_own(
     link: Link, plan: RegainPlan, moment: Moment | None, records: list[RankState]
 ) -> None:
     """Tell the own states that others, or this rank itself, are to have from here."""
+
+    def is_of_plan(one: RankState | Moment) -> bool:
+        of = one.timeline, one.attempt, one.step, one.world_size
+        return of == (plan.timeline, plan.attempt, plan.step, plan.world_size)
+
     blobs = {
         one.rank: one.blob
         for one in sorted(records, key=lambda one: one.is_final)  # what was completed counts
-        if one.is_certain
-        and (one.timeline, one.step, one.world_size) == (plan.timeline, plan.step, plan.world_size)
+        if one.is_certain and is_of_plan(one)
     }
-    if moment is not None and moment.world_size == plan.world_size:
+    if moment is not None and is_of_plan(moment):
         blobs[moment.rank] = moment.own
     for rank, holder in plan.own.items():
         if holder == link.rank:

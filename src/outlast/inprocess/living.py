@@ -30,7 +30,7 @@ import msgspec
 import torch
 import xxhash
 
-from outlast.attempt.beat import Own
+from outlast.attempt.beat import Descent, Own
 from outlast.attempt.link import Link
 from outlast.attempt.over import over
 from outlast.checkpoint import devices
@@ -52,6 +52,7 @@ class Moment:
 
     Attributes:
         timeline: number of the attempt in which this line of steps began.
+        attempt: that ``own`` is of.
         rank, world_size: of this worker in the attempt.
         step: completed steps.
         own: this rank's own state.
@@ -62,7 +63,7 @@ class Moment:
         is_aside: whether all of it is a copy.
 
     Args:
-        timeline, link: of the attempt.
+        descent, link: of the attempt.
         step: as above.
         rest: the state, but for this rank's own.
         own: that.
@@ -71,7 +72,7 @@ class Moment:
 
     def __init__(
         self,
-        timeline: int,
+        descent: Descent,
         link: Link,
         step: int,
         rest: Rest,
@@ -79,7 +80,7 @@ class Moment:
         *,
         stepped: bool = True,
     ) -> None:
-        self.timeline = timeline
+        self.timeline, self.attempt = descent.timeline, descent.attempt_of(step)
         self.rank, self.world_size = link.rank, link.world_size
         self.step = step
         self.stepped = stepped
@@ -308,8 +309,7 @@ class Keeping:
 
     Args:
         link: the other ranks.
-        timeline: number of the attempt in which this line of steps began.
-        basis: step and number of workers that the attempt has gone on from, not from storage.
+        descent: of the attempt.
         objects: the session's.
         newest: gives the state that these hold.
         own: gives this rank's own state, as it is now.
@@ -323,8 +323,7 @@ class Keeping:
     def __init__(
         self,
         link: Link,
-        timeline: int,
-        basis: tuple[int, int] | None,
+        descent: Descent,
         objects: Objects,
         *,
         newest: Callable[[], BoundaryState],
@@ -333,7 +332,7 @@ class Keeping:
         let_go: Callable[[], None],
     ) -> None:
         self._link = link
-        self._timeline = timeline
+        self._descent = descent
         self._newest = newest
         self._own = own
         self._own_end = own_end
@@ -345,7 +344,7 @@ class Keeping:
         self._told = b""  # the same, as a whole
         self._tells_early = True
         self._rest: Rest | None = None  # of the moment that is kept
-        self._mirror = Own(timeline, link.rank, link.world_size, basis)
+        self._mirror = Own(descent, link.rank)
         self.moment: Moment | None = None
         self._aside: Moment | None = None  # what is gone back to if a step does not count
         self._step = 0  # completed; there may be some since that moment
@@ -393,7 +392,7 @@ class Keeping:
         try:
             rest = self._rest = self._looks.take() or self._all()
             own = own or self._packed(self._own(), rest.buffers)
-            moment = Moment(self._timeline, self._link, step, rest, own, stepped=stepped)
+            moment = Moment(self._descent, self._link, step, rest, own, stepped=stepped)
             self._mirror.final(step, own, moment.rest)
         except Exception as error:  # noqa: BLE001 - whatever state is made of, training goes on
             self._stop(error)

@@ -14,7 +14,8 @@ has.
 
 The state of a step's end is the same for any number of workers; what each of them knew alone is
 not. Where one is lost on the way into an attempt of another number, the others may know it of the
-attempt before or of this one: either will do.
+attempt before or of this one: either will do, all of it. A part of each will not, nor where both
+have as many workers and a third one was in between: what all have counted was shared out anew.
 
 Rejected: going on without what only a rank that is lost knew. It would lose no step, and be another
 run; and nobody could prove any more that each sample was trained on once.
@@ -33,13 +34,14 @@ class OwnState(msgspec.Struct, frozen=True, kw_only=True):
     """That somebody knows the own state of a rank at a step.
 
     Attributes:
-        timeline, rank, world_size, step: of which.
+        timeline, attempt, rank, world_size, step: of which.
         rest: digest of what that rank held besides, "" where that is not known.
         stage: how far it was in that step (0: the backward pass began, 1: the optimizer was about
             to; 2: at its end).
     """
 
     timeline: int
+    attempt: int = 0
     rank: int
     world_size: int
     step: int
@@ -52,7 +54,7 @@ class StateOffer(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         step: whose end it has the state of, or None.
-        timeline, world_size: of that state.
+        timeline, attempt, world_size: of that state.
         digest: of that state without the rank's own.
         rest: digest of the part of it that optimizers do not change.
         lives: whether its process was in the attempt before.
@@ -67,6 +69,7 @@ class StateOffer(msgspec.Struct, frozen=True, kw_only=True):
 
     step: int | None = None
     timeline: int = 0
+    attempt: int = 0
     world_size: int = 0
     digest: str = ""
     rest: str = ""
@@ -85,7 +88,8 @@ class RegainPlan(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         step: completed steps to go on from; None: from a checkpoint.
         why_not: why the survivors' state is not used; "" where there was none.
-        timeline, world_size: of the state.
+        timeline: of the state.
+        attempt, world_size: of the own states.
         sources: part of the state → the rank that sends it.
         lacking: ranks that need it sent.
         new: ranks of processes that were started for this attempt.
@@ -96,6 +100,7 @@ class RegainPlan(msgspec.Struct, frozen=True, kw_only=True):
     step: int | None = None
     why_not: str = ""
     timeline: int = 0
+    attempt: int = 0
     world_size: int = 0
     sources: dict[int, int] = {}
     lacking: list[int] = []
@@ -159,16 +164,18 @@ def _plan(
             why_not="it cannot be sent: call init_process_group() before outlast.session()"
         )
     known = [
-        one.world_size
+        (one.attempt, one.world_size)
         for offer in offers
         for one in offer.known
         if (one.timeline, one.step) == (timeline, step)
     ]
     stepped = any(one.stepped for one in there.values())
     own: dict[int, int] = {}
-    reasons, world_size = [], 0
-    for world_size in dict.fromkeys([*(one.world_size for one in there.values()), *known]):
-        own, why_not = _owners(offers, timeline, step, source, world_size, stepped=stepped)
+    reasons, attempt, world_size = [], 0, 0
+    of_those_there = [(one.attempt, one.world_size) for one in there.values()]
+    for attempt, world_size in dict.fromkeys([*of_those_there, *known]):
+        whose = timeline, attempt, world_size
+        own, why_not = _owners(offers, whose, step, source, stepped=stepped)
         reasons.append(why_not)
         if not why_not:
             break
@@ -177,6 +184,7 @@ def _plan(
     return RegainPlan(
         step=step,
         timeline=timeline,
+        attempt=attempt,
         world_size=world_size,
         sources=sources,
         lacking=lacking,
@@ -207,14 +215,16 @@ def _of_parts(offers: Sequence[StateOffer], lost: Collection[int]) -> str:
 
 def _owners(
     offers: Sequence[StateOffer],
-    timeline: int,
+    whose: tuple[int, int, int],
     step: int,
     source: StateOffer,
-    world_size: int,
     *,
     stepped: bool,
 ) -> tuple[dict[int, int], str]:
-    """Who knows the own state of each of so many ranks; and why that is not enough, or ""."""
+    """Who knows the own states of a timeline, an attempt and a number of workers: rank → holder.
+
+    And why that is not enough, or "".
+    """
     own: dict[int, int] = {}
     held: dict[int, str] = {source.step or 0: source.rest}  # by step: of the rank seen first
     # All run one script: what one draws late, who died before it may have been about to draw.
@@ -222,15 +232,14 @@ def _owners(
     for holder, offer in enumerate(offers):
         for one in offer.known:
             # Of a step before, too: who died in this one has left nothing to compare of it.
-            is_comparable = (one.timeline, one.world_size) == (timeline, world_size)
+            is_comparable = (one.timeline, one.attempt, one.world_size) == whose
             if is_comparable and one.rest and one.rest != held.setdefault(one.step, one.rest):
                 return own, f"at step {step} rank {one.rank} held what other ranks did not"
-            of = (one.timeline, one.step, one.world_size)
-            if of != (timeline, step, world_size) or one.stage < draws:
+            if not is_comparable or one.step != step or one.stage < draws:
                 continue
             if one.rank not in own or holder == one.rank:
                 own[one.rank] = holder
-    missing = [rank for rank in range(world_size) if rank not in own]
+    missing = [rank for rank in range(whose[2]) if rank not in own]
     if missing and not stepped:
         return own, f"rank {missing[0]} had not ended step {step}, which has changed no weights"
     if missing:

@@ -25,6 +25,7 @@ from typing import Any, Final
 import msgspec
 
 from outlast.attempt import trackers
+from outlast.attempt.beat import Descent
 from outlast.attempt.link import (
     ATTEMPT_VARIABLE,
     DATA_KEY,
@@ -166,8 +167,7 @@ class AttemptBooks:
         attempt: the one that all ranks are in.
         past: what the ledger says of before; None on ranks but the first.
         promised: the saves that it says are committed.
-        timeline: number of the attempt in which this line of steps began.
-        basis: step and number of workers gone on from, where that was not a checkpoint.
+        descent: where the own states of its workers come from.
         grace_check: whether what platforms give is enough for a save.
         ledger: the job's, once the books are open.
         samples: what steps take, likewise.
@@ -194,7 +194,6 @@ class AttemptBooks:
         self._keeps = self.link.rank == 0 and not self.under_agent
         self._narrator: Narrator | None = None
         self.grace_check = GraceCheck(settings)
-        self.basis: tuple[int, int] | None = None
         self.promised = set[SaveName]()
         self.ledger: QueuedLedger
         self.samples: Samples
@@ -224,7 +223,9 @@ class AttemptBooks:
         self.attempt = agree_on_attempt(self.link, self.past, settings.dir, self._begin)
         if self.past is not None and self.past.promised:
             self.promised = {parse(self.past.promised_save) or SaveName(self.past.promised)}
-        self.timeline = self.attempt.number  # a line that goes on in the next one keeps its number
+        # A line of steps that goes on from survivors keeps its number: whoever finds that says so.
+        number = self.attempt.number
+        self.descent = Descent(number, number, self.link.world_size)
 
     def _begin(self) -> Term:
         """This process has the job, once ``open`` has returned."""

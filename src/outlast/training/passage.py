@@ -43,7 +43,7 @@ from typing import Any, Final, NamedTuple
 import torch
 import torch.distributed as dist
 
-from outlast.attempt.beat import entrust
+from outlast.attempt.beat import Descent, entrust
 from outlast.attempt.groups import groups, num_sent
 from outlast.attempt.link import Link
 from outlast.attempt.over import AttemptOver, over
@@ -151,6 +151,10 @@ DIVIDED: Final = "its state is divided over so many workers"
 UNKEPT: Final = (
     "a worker's state at that boundary is not one that can be gone on from in its process"
 )
+ON_THE_WAY: Final = (
+    "connection closed by a loss elsewhere, and this process starts anew: it was still on its way "
+    "to the loop over session.steps()"
+)
 FROM_NOTHING: Final = (
     "connection closed by a loss elsewhere, and this process starts anew: there is no checkpoint"
 )
@@ -219,7 +223,7 @@ class Passage:
         self._random: Mapping[str, Any] = {}
         self._held: Any = None
         self._sent = 0
-        self._placed = 0, 1  # rank and number of workers that its place in the data is for
+        self._rank, self._descent = 0, Descent(0, 0, 1)  # that its place in the data is for
         self._always_sends = self._is_first = True
         self._has_gone_on = self._accumulates = self._votes = False
         self._looked_at: set[str] = set()  # lines of loops
@@ -228,10 +232,10 @@ class Passage:
 
     def begin(self, on: Footing) -> None:
         """The session is open: from here on a loss elsewhere is not this process' end."""
-        self._placed = on.link.rank, on.link.world_size
+        self._rank, self._descent = on.link.rank, on.books.descent
         self.way = WayToLoop(joins=self._survivor.joins)
         if self._noting.others is None:  # the job begins
-            self.met(on.link, lambda _: {"data": {}}, on.link.world_size)
+            self.met(on, lambda _: {"data": {}}, on.link.world_size)
         division = division_of(self._objects)
         self._survivor.cannot(division.why_not)
         if division.twins and not on.sources.votes:
@@ -270,11 +274,11 @@ class Passage:
         self._survivor.join(stands_by=True)
         return True
 
-    def met(self, link: Link, own_of: Callable[[int], Mapping[str, Any]], saved_by: int) -> None:
+    def met(self, on: Footing, own_of: Callable[[int], Mapping[str, Any]], saved_by: int) -> None:
         """Know what some workers elsewhere begin the attempt with, where they may be lost with it.
 
         Args:
-            link: the workers of the attempt.
+            on: the attempt.
             own_of: rank → what it knew alone, of those that the attempt has gone on from.
             saved_by: how many these were.
         """
@@ -282,12 +286,13 @@ class Passage:
         several = os.environ.get("GROUP_WORLD_SIZE", "1") != "1"
         if not several or not self._is_free or self._survivor.why_not:
             return
+        link, attempt = on.link, on.books.descent.attempt
         data_of = lambda rank: own_of(rank)["data"]  # noqa: E731
         begun = {
             rank: record_of(data_of, saved_by, rank, link.world_size).state()
             for rank in known_to(link.rank, link.world_size)
         }
-        self._noting.others = Others(link.rank, link.world_size, begun)
+        self._noting.others = Others(attempt, link.rank, link.world_size, begun)
 
     def close(self) -> None:
         """The session is over."""
@@ -302,8 +307,7 @@ class Passage:
         self._stalled, home = on.books.samples.stalled, self._home
         self._votes = on.sources.votes
         return Keeping(
-            *(on.link, on.books.timeline, on.books.basis),
-            self._objects,
+            *(on.link, on.books.descent, self._objects),
             newest=home.newest,
             own=home.own,
             own_end=home.own_end,
@@ -311,6 +315,21 @@ class Passage:
         )
 
     # --- in a loop ------------------------------------------------------------------------------
+
+    @contextlib.contextmanager
+    def opens_loop(self) -> Iterator[None]:
+        """Within, a loop is opened, together with the others.
+
+        Raises:
+            NotInProcess: the attempt that this process has joined is over; it is in no loop that
+                could go on in another one.
+        """
+        try:
+            yield
+        except Exception as error:
+            if not over.explains(error):
+                raise
+            raise NotInProcess(ON_THE_WAY) from None
 
     def come_to_loop(self) -> None:
         """A loop is about to begin.
@@ -331,7 +350,7 @@ class Passage:
         if self._survivor.why_not:
             return
         self._survivor.cannot(reason)
-        if self._placed[0] == 0:
+        if self._rank == 0:
             say(self._survivor.words)
 
     @contextlib.contextmanager
@@ -430,7 +449,7 @@ class Passage:
         self._tell(self._doubts.kept(is_there=self._keeping.moment is not None))
 
     def _tell(self, doubt: str) -> None:
-        if doubt and self._placed[0] == 0:
+        if doubt and self._rank == 0:
             say(f"a lost worker may cost the steps since the newest checkpoint: {doubt}")
 
     def _keep_newest(self, step: int) -> None:
@@ -449,7 +468,7 @@ class Passage:
             return
         if self._keeping is not None:
             self._tell(self._doubts.found())
-        is_alone = self._placed[1] == 1  # then there is nobody to send to
+        is_alone = self._descent.world_size == 1  # then there is nobody to send to
         sends = is_alone or self._num_summed() > self._sent
         if self._is_first and self._has_gone_on and self._always_sends and not sends:
             raise NotInProcess(UNSUMMED)
@@ -531,7 +550,11 @@ class Passage:
             why_not = self._survivor.why_not or (DIVIDED if is_divided else UNKEPT)
             return handover.PartingWord(why_not=why_not)
         return handover.PartingWord(
-            timeline=moment.timeline, step=moment.step, rest=moment.rest, own=moment.own
+            timeline=moment.timeline,
+            attempt=moment.attempt,
+            step=moment.step,
+            rest=moment.rest,
+            own=moment.own,
         )
 
     def leave(self, link: Link, agreed: handover.Parting, timeout_s: float) -> None:
@@ -579,8 +602,9 @@ class Passage:
         if self.is_in_hand:
             random_state.restore(self._random)
             self._position.put_generators(self._held)
-        ahead, place = regained.step - step, (link.rank, link.world_size)
-        its_own = self._placed == place and regained.world_size == link.world_size
+        ahead, of = regained.step - step, (regained.attempt, regained.world_size)
+        is_of_it = of == (self._descent.attempt_of(regained.step), link.world_size)
+        its_own = self._rank == link.rank and is_of_it
         if its_own and ahead == 1 and self.is_in_hand:  # others have completed its step
             own = regained.own_of(link.rank)
             self._position.completed()
@@ -591,7 +615,8 @@ class Passage:
             self._move(on, regained.own_of, regained.world_size)
         if its_own:
             self._position.begin_again(regained.step, in_hand=self.is_in_hand)
-        self.met(link, regained.own_of, regained.world_size)
+            self._descent = on.books.descent
+        self.met(on, regained.own_of, regained.world_size)
         self._position.tell(on.books)
         if regained.has_new:
             on.afresh.stand_by()
@@ -610,17 +635,17 @@ class Passage:
         own_of, saved_by = functools.partial(loaded.state, OWN), loaded.manifest.world_size
         self._home.resumed(own_of(on.link.rank % saved_by), saved_by)
         self._move(on, own_of, saved_by)
-        self.met(on.link, own_of, saved_by)
+        self.met(on, own_of, saved_by)
         self._position.tell(on.books)
         on.afresh.stand_by()
         return loaded.manifest.step
 
     def _move(self, on: Footing, own_of: Callable[[int], Mapping[str, Any]], saved_by: int) -> None:
         link = on.link
-        own, placed = own_of(link.rank % saved_by), (link.rank, link.world_size)
-        is_same = self._placed == placed and saved_by == placed[1]
+        own, placed = own_of(link.rank % saved_by), (self._rank, self._descent.world_size)
+        is_same = placed == (link.rank, link.world_size) and saved_by == link.world_size
         self._position.move(own_of, saved_by, on.books, own["step"], is_same=is_same)
-        self._placed = placed
+        self._rank, self._descent = link.rank, on.books.descent
         any_size = self._objects.bits.any_size
         on.streams.resumed(own["random"], saved_by, any_size=any_size)
         on.streams.restore(own["step"])

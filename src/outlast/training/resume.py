@@ -33,6 +33,7 @@ from typing import Final
 
 import msgspec
 
+from outlast.attempt.beat import Basis
 from outlast.attempt.link import Link
 from outlast.attempt.over import LINE_VARIABLE
 from outlast.checkpoint.catalog import find_saves, standing
@@ -566,7 +567,8 @@ class Sources:
             if found and self._link.rank == 0:
                 say(f"the state of the workers that survived is not used: {found}")
             return None
-        self._books.timeline, self._books.basis = found.timeline, (found.step, found.world_size)
+        basis = Basis(found.attempt, found.step, found.world_size)
+        self._books.descent = self._books.descent._replace(timeline=found.timeline, basis=basis)
         self._engine.line.start()
         self._engine.line.wait_until_ready()
         self._engine.committed_step = found.committed

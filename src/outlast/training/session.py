@@ -218,7 +218,7 @@ class Session:
         self._gradients.resumed(own, saved_by, link.world_size, link.rank)
         self._position.take_over(own_of, saved_by, link)
         if self._passage is not None:
-            self._passage.met(link, own_of, saved_by)
+            self._passage.met(self._on, own_of, saved_by)
 
         def once_more(keys: Collection[str]) -> None:
             again(keys)
@@ -594,14 +594,16 @@ class Session:
         return True
 
     def _open(self, loader: Iterable[Any], **limits: Any) -> None:
-        self._position.open(
-            *(loader, self.step),
-            books=self._on.books,
-            objects=self._objects,
-            streams=self._on.streams,
-            afresh=self._on.afresh,
-            **limits,
-        )
+        passage = self._passage
+        with passage.opens_loop() if passage is not None else contextlib.nullcontext():
+            self._position.open(
+                *(loader, self.step),
+                books=self._on.books,
+                objects=self._objects,
+                streams=self._on.streams,
+                afresh=self._on.afresh,
+                **limits,
+            )
 
     def _boundary(self) -> None:
         self._on.books.raise_if_overtaken()

@@ -50,7 +50,7 @@ def crew(world_size=3):
     workers = [Worker(rank, world_size) for rank in range(world_size)]
     empty = Trail().state()
     others = {
-        rank: Others(rank, world_size, dict.fromkeys(known_to(rank, world_size), empty))
+        rank: Others(1, rank, world_size, dict.fromkeys(known_to(rank, world_size), empty))
         for rank in range(world_size)
     }
     return workers, others
@@ -120,7 +120,7 @@ def test_without_a_record_nothing_is_said():
     assert newest_of({}) is newest_of(Trail().uncounted()) is None
     assert words_of(None) == NOTHING
     assert len(NOTHING) == NUM_WORDS
-    alone = Others(0, 3, {1: Trail().state()})
+    alone = Others(1, 0, 3, {1: Trail().state()})
     alone.heard(None, np.array([NOTHING] * 3))
     assert alone.at(-1, -1) == {}
 

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from outlast.attempt.beat import BEATS_VARIABLE, read_own
+from outlast.attempt.beat import BEATS_VARIABLE, Descent, read_own
 from outlast.attempt.over import over
 from outlast.checkpoint.plan import OWN
 from outlast.inprocess import living
@@ -22,7 +22,7 @@ class Loop:
         self.drawn = 0
         self.step = 0
         self.keeping = Keeping(
-            *(SimpleNamespace(rank=0, world_size=2), 1, None),
+            *(SimpleNamespace(rank=0, world_size=2), Descent(1, 1, 2)),
             Objects({"m": self.model}),
             newest=self.newest,
             own=lambda: self.own(self.step),

@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import nn
 
+from outlast.attempt.beat import Descent
 from outlast.checkpoint.plan import OWN
 from outlast.checkpoint.tree import flatten
 from outlast.inprocess import living
@@ -39,7 +40,7 @@ class Setup:
         )
 
     def moment(self, step=1):
-        return self.settled(Moment(3, LINK, step, of_all(self.state(step)), b""))
+        return self.settled(Moment(Descent(3, 3, 4), LINK, step, of_all(self.state(step)), b""))
 
     def settled(self, moment):
         moment.settle(self.state)

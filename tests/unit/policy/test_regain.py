@@ -6,21 +6,21 @@ import pytest
 from outlast.policy.regain import OwnState, RegainPlan, StateOffer, decide
 
 
-def known(rank, step, *, timeline=1, world=3, rest="r", stage=2):
-    return OwnState(
-        timeline=timeline, rank=rank, world_size=world, step=step, rest=rest, stage=stage
-    )
+def known(rank, step, *, timeline=1, attempt=1, world=3, rest="r", stage=2):
+    whose = {"timeline": timeline, "attempt": attempt, "rank": rank, "world_size": world}
+    return OwnState(**whose, step=step, rest=rest, stage=stage)
 
 
-def survivor(rank, step, *others, digest="d", timeline=1, world=3):
+def survivor(rank, step, *others, digest="d", timeline=1, attempt=1, world=3):
     return StateOffer(
         step=step,
         timeline=timeline,
+        attempt=attempt,
         world_size=world,
         digest=digest,
         rest="r",
         is_grouped=True,
-        known=[known(rank, step, timeline=timeline, world=world), *others],
+        known=[known(rank, step, timeline=timeline, attempt=attempt, world=world), *others],
     )
 
 
@@ -159,6 +159,25 @@ def test_the_number_of_workers_that_the_state_is_of_comes_first():
     assert (plan.world_size, plan.own) == (3, {0: 0, 1: 1, 2: 2})
     plan = decide([survivor(0, 7), survivor(1, 7, *before[:3]), fresh()], [])
     assert plan.why_not == "the random numbers of rank 2 at step 7 went with its process"
+
+
+def test_what_was_undone_is_not_put_beside_what_was_made_again():
+    """Rank 2 died in step 8; its place was empty while others made that step once more."""
+    undone = fresh(known(2, 8, attempt=5, rest="", stage=1))
+    again = [survivor(rank, 8, attempt=6) for rank in range(3)]
+    plan = decide([again[0], again[1], undone, again[2]], [])
+    assert (plan.attempt, plan.own) == (6, {0: 0, 1: 1, 2: 3})
+    plan = decide([again[0], again[1], undone], [])
+    assert plan.why_not == "the random numbers of rank 2 at step 8 went with its process"
+
+
+@pytest.mark.parametrize(("num", "attempt"), [(4, 3), (3, 1)])
+def test_own_states_of_one_attempt_go_together_and_no_others(num, attempt):
+    """Between two attempts of four was one of three, and ``num`` have come into the last."""
+    before = [known(rank, 7, world=4) for rank in range(4)]
+    there = [survivor(rank, 7, before[rank], attempt=3, world=4) for rank in range(num)]
+    plan = decide([*there, *(fresh(one) for one in before[num:])], [])
+    assert (plan.step, plan.attempt, plan.own) == (7, attempt, {0: 0, 1: 1, 2: 2, 3: 3})
 
 
 # --- a state that is divided: ranks 0 and 2 have one part, 1 and 3 the other ----------------------

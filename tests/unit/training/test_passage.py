@@ -5,8 +5,10 @@ import types
 import pytest
 
 from outlast.attempt.groups import groups
+from outlast.attempt.over import over
+from outlast.errors import ConfigError, NotInProcess
 from outlast.training import passage
-from outlast.training.passage import WayToLoop
+from outlast.training.passage import Passage, WayToLoop
 
 
 @pytest.fixture(name="wire")
@@ -107,3 +109,25 @@ def test_all_come_to_a_loop_before_any_notes_its_beginning(wire):
     assert wire.barriers == 1
     one.loop_begins()
     assert wire.barriers == 2
+
+
+@pytest.fixture(name="joined")
+def _joined():
+    """The passage of a process that has joined an attempt of others."""
+    objects = types.SimpleNamespace(optimizers=list)
+    over.begin_again()
+    over.is_held = True
+    yield Passage(None, objects, types.SimpleNamespace(record=None), None, None)
+    over.is_held = False
+    over.begin_again()
+
+
+def test_an_attempt_that_ends_before_the_loop_is_said_in_one_line(joined):
+    over.happen()
+    with pytest.raises(NotInProcess, match="on its way to the loop"), joined.opens_loop():
+        raise ConnectionError("connection reset by peer")
+
+
+def test_what_is_wrong_with_a_loader_is_said_as_ever(joined):
+    with pytest.raises(ConfigError, match="no loader"), joined.opens_loop():
+        raise ConfigError("no loader")
