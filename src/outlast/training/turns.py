@@ -1,4 +1,4 @@
-"""Whose turn it is: on rank 0, when the next checkpoint is to be asked for, and of what kind.
+"""Decide on rank 0 when the next checkpoint is asked for, which tiers take it, and of what kind.
 
 A save that comes while no snapshot can be taken is skipped and counted, never queued. After an
 early notice checkpoints come closer together; where the machine will go, the next one is a drain.
