@@ -1,6 +1,7 @@
-"""What makes a file's name last, and new: the fsync of the file itself does neither.
+"""Make a file's name durable, and give a name only if it is not taken.
 
-The kernel's table of mounts is read here, since what a file system can do depends on it.
+The fsync of a file does neither. What a file system can do of it depends on how it is mounted, so
+the kernel's table of mounts is read here too.
 """
 
 from __future__ import annotations

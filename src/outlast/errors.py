@@ -1,12 +1,12 @@
-"""Every error that outlast raises on purpose.
+"""The errors that a caller of outlast can meet, and the exit codes.
 
     OutlastError                       exit code
     ├── ConfigError      (ValueError)      2     settings, command line, a session's arguments
     │   └── StateMismatch                  2     the model is not the one that was saved
     ├── StorageError     (OSError)        77     the storage cannot be used
     ├── ResumeRefused    (RuntimeError)   78     a checkpoint was expected, none is valid
-    ├── StillToDo        (RuntimeError)   76     what is behind a loop, and no step is left for it
-    ├── NotInProcess     (ConnectionError) 80    a survivor of a loss that has to start anew
+    ├── StillToDo        (RuntimeError)   76     code behind a finished loop needs what a step sets
+    ├── NotInProcess     (ConnectionError) 80    a survivor must start anew after a worker's loss
     ├── CheckpointInvalid (ValueError)     1     one checkpoint failed its verification
     ├── ShardError       (RuntimeError)    1     a shard of a stream raised
     └── SealError        (ValueError)      1     a peer that does not hold the job's key, or worse
@@ -14,7 +14,7 @@
 
 Each derives from the builtin that a caller would catch, says what happened, which value was seen
 and what to do next, and never derives from BaseException. The exit codes are those of
-``outlast run`` (see :class:`Exit`).
+``outlast run`` (see :class:`Exit`). An error that a room raises for itself is in that room.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Messages and file descriptors through sockets of this machine.
 
 A conversation is a union of :class:`Message` classes and a :class:`Codec` that makes bytes of them.
-Two kinds of sockets carry it:
+Between machines :mod:`outlast.peer` carries these bytes. On one, two kinds of sockets do:
 
 ``FrameSocket``   a stream: messages of up to a gigabyte, with bulk bytes and file descriptors
 ``PacketSocket``  SOCK_SEQPACKET: small messages; each comes whole or not at all

@@ -67,6 +67,7 @@ def test_one_that_does_not_exist_is_found(module):
 
 PAGES = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").rglob("*.md"))]
 PAGE = ROOT / "docs/architecture.md"
+ROOMS = ROOT / "docs/rooms.md"
 # Files and names that are invented: those of worked examples and of other people's scripts.
 INVENTED_FILES = {
     *("notice/nimbus.py", "test_notice_nimbus.py", "metadata_servers/nimbus.py"),
@@ -194,6 +195,7 @@ def test_symbols_that_the_page_on_how_it_is_built_names_exist():
     )
     text = PAGE.read_text()
     wrong = [*wrong_symbols(text, definitions), *wrong_code(text, definitions)]
+    wrong += wrong_symbols(ROOMS.read_text(), definitions)
     assert not wrong, "\n".join(wrong)
     row = "| 9 | `training/engine.py` | `Engine.capture()` |"
     assert not list(wrong_symbols(row, definitions))
@@ -210,7 +212,10 @@ def test_symbols_that_the_page_on_how_it_is_built_names_exist():
 
 SOURCE = ROOT / "src/outlast"
 # Rooms whose first lines are a list of all their modules.
-LISTED = [*("checkpoint", "keeper", "training", "script", "inprocess", "ledger", "planner")]
+LISTED = [
+    *("attempt", "checkpoint", "data", "drill", "health", "inprocess", "keeper", "launch"),
+    *("ledger", "notice", "peer", "planner", "reduce", "report", "script", "storage", "training"),
+]
 
 
 def module_of(name):
@@ -243,10 +248,22 @@ def test_modules_that_docstrings_name_exist():
 @pytest.mark.parametrize("room", sorted(path.parent for path in SOURCE.rglob("__init__.py")))
 def test_a_room_lists_the_modules_that_it_has(room):
     listed = re.findall(r"^``(\w+)``  ", (room / "__init__.py").read_text(), re.M)
-    there = {path.stem for path in room.iterdir() if path.suffix == ".py" or path.is_dir()}
+    there = {one.stem for one in room.iterdir() if one.suffix == ".py" or any(one.glob("*.py"))}
     assert set(listed) <= there
     if room.name in LISTED and room.parent == SOURCE:
-        assert sorted(listed) == sorted(there - {"__init__", "__main__", "__pycache__"})
+        assert sorted(listed) == sorted(there - {"__init__", "__main__"})
+
+
+def test_each_room_is_explained_in_ten_short_lines():
+    _, *parts = ROOMS.read_text().split("\n## ")
+    explained = {part.partition("\n")[0]: part.strip().split("\n")[2:] for part in parts}
+    there = {path.parent.name for path in SOURCE.glob("*/__init__.py")}
+    there |= {path.name for path in SOURCE.glob("[a-z]*.py")}
+    assert len(parts) == len(explained)
+    assert explained.keys() == there
+    for lines in explained.values():
+        assert len(lines) == 10
+        assert all(line.startswith("- **") and len(line) <= 110 for line in lines)
 
 
 def test_the_ways_are_counted_as_they_are_numbered():

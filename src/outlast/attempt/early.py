@@ -1,4 +1,4 @@
-"""What a worker has torch do otherwise; nothing here imports torch, so it can be asked for before.
+"""Change what torch does in a worker, before it is imported; nothing here imports it.
 
 **Process groups are watched from the first one on** (``watch_groups``), where workers may live
 through the loss of others.

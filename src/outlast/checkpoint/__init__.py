@@ -2,12 +2,12 @@
 
 What a checkpoint is:
 
-``manifest``       what it consists of, as the manifest and the ranks' parts say; the commit
+``manifest``       a save's name; what it consists of, as its manifest and the ranks' parts say
 ``spreads``        how a tensor is spread over ranks, in few words
 ``inventory``      the manifest and the parts, looked up and checked
 ``tensors``        a tensor: its bytes, its memory, its spread, its inner tensors
 ``tree``           nested state ↔ small state as data, and named tensors; all ranks' as one
-``attributes``     what an optimizer holds besides its ``state_dict``
+``attributes``     what an optimizer holds besides its ``state_dict``; where generators stand
 ``optimizers``     an optimizer's state under its parameters' names
 
 A worker's part in writing one (the keeper, above this room, writes, compares and commits):
@@ -31,8 +31,9 @@ For other programs:
 ``export``         a checkpoint as other programs' files, whole or not at all
 
 Guarantees: a checkpoint exists if and only if its manifest is whole and verifies; every byte that
-is loaded was hashed first; no pickle is read or written, but where an export is asked for in a
-format that is one.
+is loaded from it was hashed first; none of its files is a pickle.
+Files of others have neither: ``foreign`` reads weights that nothing hashes, out of pickles too, and
+runs no code that they name. ``export`` writes a pickle where that format is asked for.
 What can go wrong: the storage fails (OSError, as it came), a checkpoint does not verify
 (CheckpointInvalid, naming the file), a tensor changes while it is copied (the snapshot is void).
 Rejected: torch.save and DCP's own files (pickle, no checksums); a rename of a whole directory as

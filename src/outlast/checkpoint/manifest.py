@@ -251,7 +251,7 @@ class SmallState(NamedTuple):
 
 
 class PartEntry(msgspec.Struct, frozen=True, array_like=True):
-    """What the manifest says of one rank's part; see ``parts``.
+    """What the manifest says of one rank's part.
 
     Attributes:
         size: of the part file, in bytes.

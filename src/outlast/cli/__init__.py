@@ -1,7 +1,8 @@
-"""The command line: one thin module per command, loaded only when it is called.
+"""The command line: one module or folder per command, loaded only when it is called.
 
 The commands of a few lines, ``run``, ``config`` and ``requeue``, are here; what they need is
-imported when they are called.
+imported when they are called. Any other module is the command of its name, but for ``quantities``:
+the numbers with units that flags take.
 
 ``LazyGroup`` is a command that has others: most of them do without torch.
 """

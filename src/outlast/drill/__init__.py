@@ -1,8 +1,8 @@
-"""Faults as small objects, scenarios, the verdict.
+"""The demo: a job that is killed and given notice, and the proof that nothing changed.
 
-``demo_train``      the training script of the demo
-``faults``          what is done to a running job: kills and notices
-``metadata_server`` EC2's metadata service on loopback, and what such servers share
-``trace``           what a run consumed and computed, step by step
-``demo``            two runs, three faults, one comparison
+``demo``             two runs, three faults, one comparison
+``demo_train``       the training script of both runs
+``faults``           what is done to the running job: kills and a notice
+``metadata_server``  EC2's metadata service on loopback; the base of such servers in the tests
+``trace``            what a run consumed and computed, step by step
 """

@@ -1,18 +1,17 @@
 """EC2's metadata service (IMDSv2) on 127.0.0.1, with notices on demand and faults.
 
 For the demo and for tests, over real HTTP: what is tried against it is the code that will talk to
-EC2. Guarantees: those of ``metadata_server_base``; its answers are those that the EC2 user guide
-documents ("Use IMDSv2", "Spot Instance interruption notices")::
+EC2. Its answers are those that the EC2 user guide documents ("Use IMDSv2", "Spot Instance
+interruption notices")::
 
     with AwsMetadataServer() as server:
-        server.inject(Fault(drip_s=0.1), times=1, method="GET")
+        server.inject(AnswerFault(drip_s=0.1), times=1, method="GET")
         server.preempt(in_s=120.0)
 
-What the metadata servers of the drills share: threads, faults, a record of the requests.
-
-Guarantees: a server listens on the loopback only and asks no name service; leaving the context
-cuts short what is slow and joins every thread. A platform's own server says in ``_correct`` what
-is answered when nothing is spoiled.
+``MetadataServer`` is what all such servers share, also those of other clouds in the tests: threads,
+faults, a record of the requests. Guarantees: a server listens on the loopback only and asks no name
+service; leaving the context cuts short what is slow and joins every thread. A platform's own server
+says in ``_correct`` what is answered when nothing is spoiled.
 """
 
 from __future__ import annotations

@@ -55,8 +55,8 @@ class Symptom(Protocol):
 SYMPTOMS: Final[list[Callable[[], Symptom]]] = [HangWatch, Pace]
 
 
-class HangWatcher:
-    """One process's work.
+class HealthWatcher:
+    """The work of one watcher's process: whichever symptoms it is given, not hangs alone.
 
     Args:
         sock: to the agent.
@@ -141,7 +141,7 @@ def main() -> None:
     wake_when_alone()
     try:
         with socket.socket(fileno=fd) as sock:
-            HangWatcher(sock, [make() for make in SYMPTOMS]).run()
+            HealthWatcher(sock, [make() for make in SYMPTOMS]).run()
     finally:
         _end_orphans(parent, stem)
 

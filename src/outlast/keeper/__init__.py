@@ -1,8 +1,11 @@
-"""The process that holds snapshots and does all storage work, one per machine.
+"""The process that holds snapshots and writes a session's checkpoints, one per machine.
+
+It copies them to slower tiers and prunes them too. To resume, a worker reads (and mends)
+directories itself, and asks the keeper for what is in memory or in an object store.
 
 Socket and process:
 
-``wire``          what is said over its socket
+``wire``          what workers and the agent say to it over its socket, on one machine
 ``process``       where its socket lies; found, started, its memory held through its death
 ``client``        a worker's end: the connection, made again when it breaks; tiers read through it
 ``server``        the process itself: connections in, orders out
@@ -22,7 +25,7 @@ A save:
 
 Copies on other machines:
 
-``protocol``      what keepers say to each other, and the door that they come in by
+``protocol``      what keepers of several machines say to each other; the door they come in by
 ``peers``         which machines there are, and their memory as a tier that can be read
 ``replicas``      this machine's newest snapshot to theirs, paced; their newest snapshots here
 

@@ -14,9 +14,9 @@
 ``membership``  which machines take part, and who leads (see there)
 ``torchrun``    torchrun's plugin: ``--rdzv-backend outlast``
 
-Guarantees: one attempt at a time can commit. No worker outlives its agent, and nothing of an
-attempt lives when the next one begins. A failure is judged by :mod:`outlast.policy.restart`, and
-what follows is said in one line.
+Guarantees: one attempt at a time can commit. No worker outlives its agent, and of an attempt
+nothing but the workers that are kept (``ending``) lives when the next one begins. A failure is
+judged by :mod:`outlast.policy.restart`, and what follows is said in one line.
 
 What can go wrong: the agent is killed. Its workers die with it; the same command goes on from the
 newest checkpoint.

@@ -2,7 +2,7 @@
 
 ``events``     the names and fields of events
 ``file``       appending and reading ``ledger.jsonl``, with and without waiting for the disk
-``narrator``   tells people what happens, from the ledger alone
+``narrator``   tells people what happens, from the ledger alone; ``say``, by which every room prints
 ``job``        ``job.json``, who a job is; ``plan.json``, what was planned of it
 ``command``    ``command.json``: the script and arguments that a job was begun with
 

@@ -12,11 +12,23 @@ Rejected: the platforms' own client libraries (heavy, they retry for minutes, th
 proxies); treating a metadata service that has stopped answering as a sign of the end (it is
 throttled and restarted on healthy machines).
 
-Files within: ``source`` (what all watchers share: how they ask, and the thread that does);
-``aws``, ``gcp``, ``azure``, ``alibaba``, ``spot_time`` (Tencent Cloud, Volcengine), ``slurm``,
-``manual`` (a file, a command, a known end: whoever runs the machine says so) and ``signals``;
-``platform`` (which of them this machine is on); ``desk`` (who hears them in a job) and ``lookout``
-(``outlast watch``).
+Who says it:
+
+``source``     what all watchers share: how they ask, and the thread that does
+``aws``        Amazon EC2
+``gcp``        Google Cloud
+``azure``      Azure
+``alibaba``    Alibaba Cloud
+``spot_time``  Tencent Cloud, Volcengine and BytePlus
+``slurm``      the end of a job's time limit; ``outlast requeue``
+``manual``     whoever runs the machine: a file, a command, a known end
+``signals``    SIGTERM and SIGUSR1; heard at once, without a watcher
+
+Who hears it:
+
+``platform``   which of these watchers this machine needs
+``desk``       a job's agent, or a session without one
+``lookout``    ``outlast watch``, for jobs that Outlast does not run
 """
 
 from __future__ import annotations

@@ -79,21 +79,21 @@ def request_of(notice: Notice, settings: Settings) -> dict[str, Any]:
     return info
 
 
-def lanes(tiers: tuple[Tier, ...], measured: Measured) -> list[DrainTier]:
+def drain_tiers(tiers: tuple[Tier, ...], measured: Measured) -> list[DrainTier]:
     """The durable tiers as a drain sees them, with what they have shown."""
     found = []
     for tier in tiers:
         if tier.kind == "memory":
             continue
         seen = measured.save(tier.name)
-        lane = DrainTier(
+        one = DrainTier(
             name=tier.name,
             outlasts=tier.kind == "object" or outlasts(tier.url),
             slow_s=seen.slow_s if seen else None,
             fast_s=seen.fast_s if seen else None,
             size=measured.sizes.get(tier.name, 0),
         )
-        found.append(lane)
+        found.append(one)
     return found
 
 
@@ -139,7 +139,7 @@ class GraceCheck:
     def saving_s(self) -> float | None:
         """Seconds until a save is in the fastest durable tier, slowly; None before the first."""
         with self._lock:
-            found = [lane.slow_s for lane in lanes(self._settings.tiers, self._measured)]
+            found = [one.slow_s for one in drain_tiers(self._settings.tiers, self._measured)]
         return min((seconds for seconds in found if seconds is not None), default=None)
 
     def take(self, event: Event) -> None:
@@ -163,7 +163,7 @@ class GraceCheck:
         step = self._measured.step
         found = check(
             notice_s,
-            lanes(settings.tiers, self._measured),
+            drain_tiers(settings.tiers, self._measured),
             heard_s=settings.notice_poll_s + HTTP_S if chosen.watchers else 0.0,
             step_s=step.slow_s if step else 0.0,
             leaves=bool(chosen.lead_s),

@@ -1,10 +1,16 @@
-"""How processes of one job on several machines recognise each other, and talk.
+"""How processes of one job on several machines recognise each other, talk, and decide who is first.
+
+``key``      the job's key, which its storage hands out; TLS below the seal
+``seal``     the handshake and sealed frames, as bytes in and bytes out
+``channel``  a sealed connection over TCP, for threads that block
+``claims``   an attempt's number, claimed on the job's storage: needs no connection and no key
 
 Guarantees: whoever speaks on a sealed connection has the job's key, which the job's own storage
 hands out to those who may read it; nothing that was altered, replayed, reordered, cut or meant for
 another purpose is ever handed on, and a stranger makes this process hold a few hundred bytes, for
 as long as the handshake's time-out, and nothing else. What is sent can be read on its way unless
-TLS is set: the seal authenticates, it does not hide.
+TLS is set: the seal authenticates, it does not hide. Of two processes that claim one number, one at
+most has it.
 
 What can go wrong: a :class:`~outlast.errors.SealError` ends the connection, and is logged once with
 the other side's address; OSError is the network. There is no way to go on after either.

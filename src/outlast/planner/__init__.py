@@ -17,7 +17,8 @@ replays them. The formulas on which decisions of a running job stand are in :mod
 ``interval`` and ``hazard``.
 
 The simulator models only what surrounds the decisions: how long saves, storage and workers take.
-The decisions themselves (:mod:`outlast.policy`) run as they are, on a virtual clock.
+The decisions themselves (:mod:`outlast.policy`) run as they are, on a virtual clock. One is written
+a second time: ``many`` has the cadence ``Auto`` in arrays, and a test compares the two.
 
 What can go wrong: a formula outside its range, which it names (the exact model decides); a cost
 that is left out. Figures from real processes come first where there are any.

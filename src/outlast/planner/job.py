@@ -620,7 +620,7 @@ class JobRun:
 
 def flushed_to(levels: Iterable[Level], left_s: float, rest_s: float) -> str | None:
     """The level to which the runtime flushes in these seconds, after the step's rest; or none."""
-    lanes = [
+    tiers = [
         drain.DrainTier(
             name=level.name,
             outlasts=True,
@@ -630,7 +630,7 @@ def flushed_to(levels: Iterable[Level], left_s: float, rest_s: float) -> str | N
         for level in levels
         if level.survives == "all"
     ]
-    plan = drain.plan(left_s, lanes, step_slow_s=rest_s, step_fast_s=rest_s)
+    plan = drain.plan(left_s, tiers, step_slow_s=rest_s, step_fast_s=rest_s)
     return plan.tiers[0] if plan.choice != "keep" and plan.tiers else None
 
 

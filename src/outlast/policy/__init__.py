@@ -4,12 +4,13 @@
 saving            ``cadence`` when the next checkpoint is due; ``tier_cadence`` which tiers take
                   it; ``retention`` what is kept, and where
 their formulas    ``interval`` the interval that is best; ``hazard`` how often the job fails
-failures          ``failures`` of what kind; ``attribution`` whose; ``restart`` what follows
-leaving           ``drain`` how a notice is answered; ``regain`` what survivors go on from
+failures          ``failures`` of what kind; ``attribution`` whose; ``restart`` what follows;
+                  ``regain`` which state survivors go on from
+notices           ``drain`` what can still be saved before the machine goes
 machines          ``membership`` who takes part; ``exclusion`` who is kept out; ``succession``
                   who coordinates next
 watching          ``hang`` no progress, since when and by whom; ``stragglers`` slow ranks;
-                  ``rollbacks`` a loss that goes wrong
+                  ``rollbacks`` a training loss that goes wrong, and what is undone then
 fitness           ``fitness`` one machine; ``fitness_peers`` machines beside each other
 ================  ===============================================================================
 

@@ -83,7 +83,7 @@ class DrainPlan(msgspec.Struct, frozen=True, kw_only=True):
 
 def plan(
     left_s: float | None,
-    lanes: Sequence[DrainTier],
+    tiers: Sequence[DrainTier],
     *,
     step_slow_s: float = 0.0,
     step_fast_s: float = 0.0,
@@ -92,20 +92,20 @@ def plan(
 
     Args:
         left_s: seconds until the machine goes; None when nobody said.
-        lanes: durable tiers, the fastest first.
+        tiers: durable tiers, the fastest first.
         step_slow_s: seconds to the end of the step in progress, when it goes slowly.
         step_fast_s: the same when it goes well.
     """
     head_s = step_slow_s + AGREEMENT_S
     if left_s is None:
-        return DrainPlan(choice="flush", needs_s=_after(head_s, _least(lanes, slow=True)))
+        return DrainPlan(choice="flush", needs_s=_after(head_s, _least(tiers, slow=True)))
     until_s = left_s - leaving_s(left_s)
-    best = _best(lanes, until_s - head_s, slow=True)
+    best = _best(tiers, until_s - head_s, slow=True)
     if best:
         needs_s = _after(head_s, best[0].slow_s)
         return DrainPlan(choice="flush", tiers=_names(best), needs_s=needs_s, left_s=left_s)
-    needs_s = _after(head_s, _least(lanes, slow=True))
-    best = _best(lanes, until_s - step_fast_s, slow=False)
+    needs_s = _after(head_s, _least(tiers, slow=True))
+    best = _best(tiers, until_s - step_fast_s, slow=False)
     if best:
         return DrainPlan(choice="try", tiers=_names(best), needs_s=needs_s, left_s=left_s)
     return DrainPlan(choice="keep", tiers=(), needs_s=needs_s, left_s=left_s)
@@ -129,32 +129,32 @@ def hopeless(left_s: float, rest_s: Sequence[float]) -> list[bool]:
     return [rest > 2 * left_s and rest > nearest for rest in rest_s]
 
 
-def _best(lanes: Sequence[DrainTier], budget_s: float, *, slow: bool) -> list[DrainTier]:
-    """The lanes of the best way: the first of them directly, the others copied from it."""
+def _best(tiers: Sequence[DrainTier], budget_s: float, *, slow: bool) -> list[DrainTier]:
+    """The tiers of the best way: the first of them directly, the others copied from it."""
     ways: list[tuple[tuple[bool, int], list[DrainTier]]] = []
-    for index, first in enumerate(lanes):
+    for index, first in enumerate(tiers):
         at_first_s = _seconds(first, slow=slow)
         if at_first_s > budget_s:
             continue
         others = [
-            lane
-            for lane in lanes[index + 1 :]
-            if at_first_s + _seconds(lane, slow=slow) <= budget_s
+            tier
+            for tier in tiers[index + 1 :]
+            if at_first_s + _seconds(tier, slow=slow) <= budget_s
         ]
         way = [first, *others]
-        ways.append(((any(lane.outlasts for lane in way), len(way)), way))
+        ways.append(((any(tier.outlasts for tier in way), len(way)), way))
     return max(ways, key=lambda way: way[0], default=(None, []))[1]  # of equals the first
 
 
-def _seconds(lane: DrainTier, *, slow: bool) -> float:
-    known = lane.slow_s if slow else lane.fast_s
+def _seconds(tier: DrainTier, *, slow: bool) -> float:
+    known = tier.slow_s if slow else tier.fast_s
     if known is not None:
         return known
     return float("inf") if slow else 0.0  # nobody knows: it may be tried, and not relied upon
 
 
-def _least(lanes: Sequence[DrainTier], *, slow: bool) -> float | None:
-    known = [_seconds(lane, slow=slow) for lane in lanes]
+def _least(tiers: Sequence[DrainTier], *, slow: bool) -> float | None:
+    known = [_seconds(tier, slow=slow) for tier in tiers]
     least = min(known, default=float("inf"))
     return None if least == float("inf") else least
 
@@ -163,8 +163,8 @@ def _after(head_s: float, save_s: float | None) -> float | None:
     return None if save_s is None else head_s + save_s
 
 
-def _names(lanes: Sequence[DrainTier]) -> tuple[str, ...]:
-    return tuple(lane.name for lane in lanes)
+def _names(tiers: Sequence[DrainTier]) -> tuple[str, ...]:
+    return tuple(tier.name for tier in tiers)
 
 
 def on_early(setting: str, *, has_deadline: bool) -> Literal["leave", "save", "ignore"]:
@@ -260,44 +260,44 @@ def around_save(notice_s: float, *, heard_s: float, step_s: float) -> Around:
 
 
 def check(
-    notice_s: float, lanes: Sequence[DrainTier], *, heard_s: float, step_s: float, leaves: bool
+    notice_s: float, tiers: Sequence[DrainTier], *, heard_s: float, step_s: float, leaves: bool
 ) -> DrainCheck | None:
     """Compare what a drain needs with what the platform gives; None while nobody knows.
 
     Args:
         notice_s: what the platform (or ``notice.grace``) gives.
-        lanes: durable tiers, the fastest first.
+        tiers: durable tiers, the fastest first.
         heard_s: longest time until the notice is heard: a polling period and a request.
         step_s: a slow step.
         leaves: whether the machine's own disks are gone afterwards.
     """
-    measured = [lane for lane in lanes if lane.slow_s is not None]
+    measured = [tier for tier in tiers if tier.slow_s is not None]
     if not measured:
         return None
-    lane = min(measured, key=lambda one: one.slow_s or 0.0)
+    tier = min(measured, key=lambda one: one.slow_s or 0.0)
     around = around_save(notice_s, heard_s=heard_s, step_s=step_s)
-    needs_s = around.before_s + (lane.slow_s or 0.0) + around.out_s
+    needs_s = around.before_s + (tier.slow_s or 0.0) + around.out_s
     fits = needs_s <= notice_s
     words = f"grace {notice_s:.0f} s, save needs {_short(needs_s)} {'✔' if fits else '✘'}"
     if not fits:
-        words += f" ({_short(lane.slow_s or 0.0)} of it to write to {lane.name}). "
-        words += _remedy(notice_s, lane, around)
-    elif leaves and not any(one.outlasts for one in lanes):
+        words += f" ({_short(tier.slow_s or 0.0)} of it to write to {tier.name}). "
+        words += _remedy(notice_s, tier, around)
+    elif leaves and not any(one.outlasts for one in tiers):
         words += (
-            f". {lane.name} is on this machine's own disk: if that goes with the machine, so does "
+            f". {tier.name} is on this machine's own disk: if that goes with the machine, so does "
             "the checkpoint. Add a [[tier]] that stays"
         )
     return DrainCheck(fits=fits, notice_s=notice_s, needs_s=needs_s, words=words)
 
 
-def _remedy(notice_s: float, lane: DrainTier, around: Around) -> str:
+def _remedy(notice_s: float, tier: DrainTier, around: Around) -> str:
     before_s, out_s = around
     if notice_s <= before_s + out_s:
         return (
             f"To hear of it, end a step and leave takes {_short(before_s + out_s)} alone: a "
             "notice will cost what came after the newest checkpoint; checkpoint.every bounds that"
         )
-    needed = bandwidth_needed(lane.size, notice_s, step_s=before_s, margin_s=out_s)
+    needed = bandwidth_needed(tier.size, notice_s, step_s=before_s, margin_s=out_s)
     return (
         f"It would fit at {needed / 1e9:.2f} GB/s: put a faster [[tier]] first, save less "
         "(checkpoint.moments), or use more machines"

@@ -1,10 +1,8 @@
-"""What our own sums do where another worker is lost: whoever knows of losses says it from above.
+"""Where rooms above hook into our sums: to measure waits, and to go on when a worker is lost.
 
-There is at most one who does, and mostly none: then an error is raised, and nothing is noted.
-
-Where our own sums wait for other workers, said to whoever measures it.
-
-There is at most one listener in a process, and mostly none: then it costs a look at a list.
+The "losses" are lost workers, not values of a loss function. This room knows nothing of either: who
+does puts a function into one of the lists here. Each list has one entry at most, and mostly none;
+then a wait costs a look at a list, and an error is raised as it came.
 """
 
 from __future__ import annotations

@@ -10,5 +10,6 @@
 ``initial``     a new job's first state, out of what somebody has written
 ``unnamed``     what is at work, or changes, and is in no checkpoint
 
-Nothing here knows of a session, its attempt or its keeper.
+Nothing here knows of a session or its keeper. Where ranks must decide alike (``initial``,
+``excepthook``) they are given the attempt's link.
 """

@@ -1,5 +1,9 @@
 """Places that hold files, behind one protocol; what the files mean is not known here.
 
+``directory``  a local or shared file system: the order of fsyncs, O_DIRECT, files written over
+``object``     a bucket of an object store
+``trust``      whether a place can decide who comes first, and whether it outlasts the machine
+
 Guarantees: ``put`` is atomic (a reader sees the old bytes, the new bytes or nothing) and durable
 when it returns; a blob from ``create`` becomes visible under its name only in ``finish``, in full
 and durably; ``remove`` is durable when it returns. Names are relative, of plain characters, and

@@ -2,8 +2,9 @@
 
 A session restores the newest valid checkpoint when it is entered, and at each step boundary beats,
 takes snapshots that are due, and stops every rank at the same step when a drain is agreed. Between
-boundaries it does nothing: no thread of its own runs while the loop computes, except the writer
-while a checkpoint is being written.
+boundaries the training thread runs little of it: hooks that measure waits, and one ahead of each
+optimizer's step, which waits for what is still to be copied. Other threads of it copy a snapshot,
+tell rank 0 the loss, or wait for a message.
 
 Guarantees: state is captured at step boundaries only, never in a signal handler; a failing save
 never stops the loop; with exit code 75 everything is committed, or the message says what is not; a

@@ -1,4 +1,4 @@
-"""Whose turn it is: on rank 0, when the next checkpoint is to be asked for, and of what kind.
+"""Decide on rank 0 when the next checkpoint is asked for, which tiers take it, and of what kind.
 
 A save that comes while no snapshot can be taken is skipped and counted, never queued. After an
 early notice checkpoints come closer together; where the machine will go, the next one is a drain.
@@ -28,7 +28,7 @@ from outlast.ledger.events import Event
 from outlast.ledger.file import Follower
 from outlast.ledger.measured import Interference, Measured
 from outlast.ledger.narrator import say
-from outlast.notice.desk import lanes
+from outlast.notice.desk import drain_tiers
 from outlast.policy.cadence import BURDEN, HOUR_S, Auto, Cadence, Change, Hurried, cadence, cost_of
 from outlast.policy.drain import DrainPlan, plan
 from outlast.policy.hazard import Hazard
@@ -73,7 +73,7 @@ class Outlook:
             saving: whether a save is in flight, behind which the last one must queue.
         """
         self._look()
-        found = lanes(self._settings.tiers, self._measured)
+        found = drain_tiers(self._settings.tiers, self._measured)
         slow_s = fast_s = 0.0
         if in_step_s is not None:
             step = self._measured.step
@@ -83,7 +83,7 @@ class Outlook:
             slow_s = usual_s - in_step_s if in_step_s < usual_s else in_step_s
             fast_s = max((step.fast_s if step else 0.0) - in_step_s, 0.0)
         if saving:
-            slow_s = max([slow_s, *(lane.slow_s for lane in found[:1] if lane.slow_s)])
+            slow_s = max([slow_s, *(one.slow_s for one in found[:1] if one.slow_s)])
         return plan(left_s, found, step_slow_s=slow_s, step_fast_s=fast_s)
 
     def seconds_of(self, steps: int) -> float | None:

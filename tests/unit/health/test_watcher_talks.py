@@ -7,7 +7,7 @@ import pytest
 
 from outlast.health import watcher as rooms
 from outlast.health.watched import Begin, Gap, Suspicion, Voice, WatchedWorker, pair
-from outlast.health.watcher import HangWatcher
+from outlast.health.watcher import HealthWatcher
 from outlast.policy.hang import Activity, Frame, RankLook
 
 BEGIN = Begin(attempt=1, node="a", beats="/nowhere", world_size=1, workers=())
@@ -66,7 +66,7 @@ def test_a_symptom_that_fails_begins_anew_and_the_agent_is_told(ends, monkeypatc
     monkeypatch.setattr(rooms.time, "monotonic", lambda: now.s)
     one, other = Failing(), Failing()
     other.fails = False
-    watcher = HangWatcher(theirs, [one, other])
+    watcher = HealthWatcher(theirs, [one, other])
     watcher._heard(BEGIN)
     watcher._look()
     one.fails = False

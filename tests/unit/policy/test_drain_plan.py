@@ -21,14 +21,14 @@ from outlast.policy.drain import (
 )
 
 
-def lane(name, slow_s=None, fast_s=None, *, outlasts=False, size=10**9):
+def tier(name, slow_s=None, fast_s=None, *, outlasts=False, size=10**9):
     fast_s = slow_s if fast_s is None else fast_s
     return DrainTier(name=name, outlasts=outlasts, slow_s=slow_s, fast_s=fast_s, size=size)
 
 
-LOCAL = lane("local", 2.0, 1.0)
-SHARED = lane("shared", 8.0, 4.0, outlasts=True)
-BUCKET = lane("bucket", 60.0, 30.0, outlasts=True)
+LOCAL = tier("local", 2.0, 1.0)
+SHARED = tier("shared", 8.0, 4.0, outlasts=True)
+BUCKET = tier("bucket", 60.0, 30.0, outlasts=True)
 
 
 @pytest.mark.parametrize(
@@ -50,9 +50,9 @@ def test_the_choice(left_s, choice, tiers):
 
 
 def test_what_it_says():
-    found = plan(3.0, [lane("local", 6.2)])
+    found = plan(3.0, [tier("local", 6.2)])
     assert found.words == "it needs 6.4 s and 3.0 s are left"
-    assert plan(3.0, [lane("local")]).words == ""
+    assert plan(3.0, [tier("local")]).words == ""
 
 
 def test_the_step_s_end_counts():
@@ -68,9 +68,9 @@ def test_nobody_said_when():
 
 
 def test_what_was_never_measured_is_tried():
-    assert plan(30, [lane("new")]).choice == "try"
-    assert plan(0, [lane("new")]).choice == "try"  # nothing is lost by it
-    assert plan(30, [LOCAL, lane("new", outlasts=True)]).tiers == ("local",)
+    assert plan(30, [tier("new")]).choice == "try"
+    assert plan(0, [tier("new")]).choice == "try"  # nothing is lost by it
+    assert plan(30, [LOCAL, tier("new", outlasts=True)]).tiers == ("local",)
 
 
 def test_without_any_tier_there_is_nothing_to_flush_to():
@@ -80,21 +80,21 @@ def test_without_any_tier_there_is_nothing_to_flush_to():
 SECONDS = st.floats(0, 1000)
 LANES = st.lists(st.tuples(SECONDS, st.floats(0, 1), st.booleans()), min_size=1, max_size=5).map(
     lambda found: [
-        lane(f"t{number}", slow, slow * share, outlasts=outlasts)
+        tier(f"t{number}", slow, slow * share, outlasts=outlasts)
         for number, (slow, share, outlasts) in enumerate(found)
     ]
 )
 
 
 @given(SECONDS, LANES, SECONDS, st.floats(0, 1))
-def test_what_is_promised_fits(left_s, lanes, step_s, share):
-    found = plan(left_s, lanes, step_slow_s=step_s, step_fast_s=step_s * share)
-    names = [one.name for one in lanes]
-    by_name = {one.name: one for one in lanes}
+def test_what_is_promised_fits(left_s, tiers, step_s, share):
+    found = plan(left_s, tiers, step_slow_s=step_s, step_fast_s=step_s * share)
+    names = [one.name for one in tiers]
+    by_name = {one.name: one for one in tiers}
     assert list(found.tiers) == sorted(found.tiers, key=names.index)
     assert (found.choice == "keep") == (not found.tiers)
     if found.choice == "keep":
-        assert all(left_s < step_s * share + one.fast_s + leaving_s(left_s) for one in lanes)
+        assert all(left_s < step_s * share + one.fast_s + leaving_s(left_s) for one in tiers)
     if found.choice == "flush":
         first = by_name[found.tiers[0]].slow_s
         for name in found.tiers:
@@ -104,12 +104,12 @@ def test_what_is_promised_fits(left_s, lanes, step_s, share):
 
 
 @given(SECONDS, SECONDS, LANES)
-def test_more_time_is_never_worse(left_s, more_s, lanes):
+def test_more_time_is_never_worse(left_s, more_s, tiers):
     order = {"keep": 0, "try": 1, "flush": 2}
-    before, after = plan(left_s, lanes), plan(left_s + more_s, lanes)
+    before, after = plan(left_s, tiers), plan(left_s + more_s, tiers)
     assert order[after.choice] >= order[before.choice]
     if before.choice == after.choice:
-        outlasts = {one.name: one.outlasts for one in lanes}
+        outlasts = {one.name: one.outlasts for one in tiers}
         assert any(map(outlasts.get, after.tiers)) >= any(map(outlasts.get, before.tiers))
 
 
@@ -134,19 +134,19 @@ def test_the_flush_that_the_facts_give():
 # --- at the start --------------------------------------------------------------------------------
 
 
-def checked(notice_s, lanes, step_s=0.5, *, leaves=True):
-    return check(notice_s, lanes, heard_s=1.0 + HTTP_S, step_s=step_s, leaves=leaves)
+def checked(notice_s, tiers, step_s=0.5, *, leaves=True):
+    return check(notice_s, tiers, heard_s=1.0 + HTTP_S, step_s=step_s, leaves=leaves)
 
 
 def test_a_notice_that_is_long_enough():
-    found = checked(120, [lane("shared", 33.3, outlasts=True)])
+    found = checked(120, [tier("shared", 33.3, outlasts=True)])
     assert found.fits
     assert found.words == "grace 120 s, save needs 38 s ✔"
     assert found.needs_s == pytest.approx(1.0 + HTTP_S + AGREEMENT_S + 0.5 + 33.3 + LEAVING_S)
 
 
 def test_one_that_is_not_says_what_to_change():
-    found = checked(30, [lane("local", 40.0, size=60 * 10**9)])
+    found = checked(30, [tier("local", 40.0, size=60 * 10**9)])
     assert not found.fits
     assert found.words == (
         "grace 30 s, save needs 45 s ✘ (40 s of it to write to local). It would fit at 2.37 GB/s: "
@@ -155,7 +155,7 @@ def test_one_that_is_not_says_what_to_change():
 
 
 def test_a_step_that_is_longer_than_the_notice():
-    found = checked(30, [lane("local", 4.0)], step_s=60.0)
+    found = checked(30, [tier("local", 4.0)], step_s=60.0)
     assert "To hear of it, end a step and leave takes 64 s alone" in found.words
 
 
@@ -166,7 +166,7 @@ def test_a_disk_that_goes_with_the_machine_is_said():
 
 
 def test_nothing_measured_nothing_said():
-    assert checked(120, [lane("local")]) is None
+    assert checked(120, [tier("local")]) is None
     assert checked(120, []) is None
 
 

@@ -189,7 +189,7 @@ class Node:
         me: itself.
         store_host: address that a worker store would be served at.
         attempt: the largest number of an attempt that it knows of.
-        tell: the agent's mailbox, for Go, Halt, Over, Departs, Waits, Refused and Rules.
+        tell: the agent's mailbox; ``handler.Mailbox.tell`` has what comes there.
         script: what this machine runs, "" where that is not known.
     """
 
