@@ -435,7 +435,7 @@ def check_parts(
 
 
 class Coverage:
-    """What the parts so far hold."""
+    """Which elements of which tensors the parts so far hold."""
 
     def __init__(self, step: int) -> None:
         self._step = step

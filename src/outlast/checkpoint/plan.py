@@ -457,7 +457,7 @@ def describe(held: Iterable[Held], rank: int) -> Structure:
 
 
 class World:
-    """What all ranks hold.
+    """What all ranks hold: who has which structure.
 
     Args:
         table: for each rank, the number of its structure.

@@ -69,7 +69,7 @@ _LINE: Final = re.compile(r'^\s*File "(.*)", line (\d+) in (.*)$')
 
 
 class Stacks(msgspec.Struct, frozen=True, kw_only=True):
-    """What was found.
+    """What was found of a process's stacks.
 
     Attributes:
         frames: of the main thread, innermost first.

@@ -428,7 +428,7 @@ _JUST_S = 1.0  # between what is told of a loss and the sample before it
 
 
 class Lived(msgspec.Struct, frozen=True, kw_only=True):
-    """A job's life.
+    """A job's life: how long it ran, how often it failed, how long it was down.
 
     Attributes:
         ran_s: seconds in which it trained.

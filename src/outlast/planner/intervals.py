@@ -81,7 +81,7 @@ Wall = Callable[[Costs, float, float], float]
 
 
 class ModelRow(msgspec.Struct, frozen=True, kw_only=True):
-    """One model's answer.
+    """One model's answer to how often to save.
 
     Attributes:
         model: its name.
@@ -397,7 +397,7 @@ class _Segment(NamedTuple):
 
 
 class Levels:
-    """One job.
+    """The Markov model of one job's levels.
 
     Args:
         cost_s: of a checkpoint of each level.

@@ -94,7 +94,7 @@ def seconds(value: float) -> str:
 
 
 class MemoryFacts(msgspec.Struct, kw_only=True):
-    """What can be had.
+    """What memory can be had.
 
     Attributes:
         available_bytes: without swapping, limits of control groups counted.

@@ -95,7 +95,7 @@ class Activity(enum.StrEnum):
 
 
 class HangSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """What the owner has set.
+    """What the owner has set about hangs.
 
     Attributes:
         fixed_s: a limit in place of what is learned, or None.

@@ -80,7 +80,7 @@ class StateOffer(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RegainPlan(msgspec.Struct, frozen=True, kw_only=True):
-    """What all ranks do.
+    """What all ranks do: whose state is gone on from.
 
     Attributes:
         step: completed steps to go on from; None: from a checkpoint.

@@ -250,7 +250,7 @@ class SaveCopy(NamedTuple):
 
 
 class Survey(NamedTuple):
-    """What there is.
+    """What checkpoints there are, in which tiers.
 
     Attributes:
         past: what the ledger says besides: which were seen to be healthy, which were undone.

@@ -178,7 +178,7 @@ class WantedMachines(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Examined(msgspec.Struct, frozen=True, kw_only=True):
-    """What came of it.
+    """What came of an examination.
 
     Attributes:
         machine: this one's name.

@@ -66,7 +66,7 @@ _left_behind: list[subprocess.Popen[bytes]] = []  # to be waited for by nobody, 
 
 
 class Child:
-    """One probe.
+    """One probe, in a process of its own.
 
     Args:
         name: of the probe, see ``main``.

@@ -180,7 +180,7 @@ _LASTING: Final = (Leaving, Finish)  # of what was said: true for every coordina
 
 
 class Node:
-    """The machine; its public methods are called in the hub's thread.
+    """One machine's part in the membership; its methods are called in the hub's thread.
 
     Args:
         hub: its connections.
