@@ -243,7 +243,7 @@ class Share(msgspec.Struct, frozen=True):
 
 
 def make(pieces: Sequence[Held], rank: int, shared: Share, order: Mapping[str, int]) -> WritePlan:
-    """This rank's plan.
+    """Make this rank's plan of a save.
 
     Args:
         pieces: what it holds, and where.

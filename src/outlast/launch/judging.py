@@ -524,7 +524,7 @@ class FailureHandler:
 
 
 def restart_policy(max_restarts: int, settings: Settings, past: Past) -> RestartPolicy:
-    """As the owner wants it, with what this machine has had before."""
+    """The restart policy as the owner wants it, with what this machine has had before."""
     limits = RestartLimits(
         without_progress=settings.restart_without_progress,
         failures=FAILURES if settings.restart_failures is None else settings.restart_failures,

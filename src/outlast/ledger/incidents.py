@@ -519,7 +519,7 @@ class Slow(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def slow_ranks(events: Iterable[Event]) -> list[Slow]:
-    """Those of a job, in the order in which they were found."""
+    """The slow ranks of a job, in the order in which they were found."""
     found: list[Slow] = []
     rates: list[float] = []
     newest: dict[int, int] = {}  # attempt → step

@@ -65,7 +65,7 @@ class Task(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def choose(task: Task, at_h: float, done_h: float, place: Place, *, spot: bool) -> Place:
-    """Where to be now.
+    """Choose where a job is to be now: on spot, on demand or idle.
 
     Args:
         task: what is to be done.

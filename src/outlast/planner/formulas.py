@@ -195,7 +195,7 @@ def losses(
 
 
 def from_scratch(failures_per_h: float, *, wall_h: float, num_gpus: int) -> Losses:
-    """The same without checkpoints: each failure costs half of the run, on average."""
+    """The losses without checkpoints: each failure costs half of the run, on average."""
     return losses(failures_per_h, wall_h=wall_h, lost_h=wall_h / 2, num_gpus=num_gpus)
 
 

@@ -158,7 +158,7 @@ def _row(model: ModelOf, costs: Costs, failures_per_h: float, interval_h: float)
 
 
 def or_none(wall_per_useful: float) -> float:
-    """The same, or inf where a useful hour takes so many that the job makes no progress."""
+    """``wall_per_useful``, or inf where it is so large that the job makes no progress."""
     return math.inf if wall_per_useful > NO_PROGRESS else wall_per_useful
 
 

@@ -220,7 +220,7 @@ class Begun(msgspec.Struct):
 
 
 def simulate(case: JobCase, failures: FailureGaps, intervals: Intervals, count: int) -> TimeSpent:
-    """Go through all of it.
+    """Simulate a job many times, side by side.
 
     Args:
         case: the job.

@@ -107,7 +107,7 @@ class RegainPlan(msgspec.Struct, frozen=True, kw_only=True):
 def decide(
     offers: Sequence[StateOffer], promised: Collection[int], rollbacks: Sequence[Rollback] = ()
 ) -> RegainPlan:
-    """Choose.
+    """Decide whose state the new attempt goes on from, if anybody's.
 
     Args:
         offers: of the new attempt's ranks, in order.

@@ -416,7 +416,7 @@ def pick(at: JobAt, found: Survey, step: int | None) -> SaveName:
 
 
 def nothing_there(at: JobAt, found: Survey) -> ConfigError:
-    """The error that says so."""
+    """The error that says that there is no checkpoint."""
     return ConfigError(
         f"there is no checkpoint in {found.places_in_words()} yet; train first, or give the job's "
         f"directory{at.hint()}"

@@ -119,7 +119,7 @@ def probe(
 
 
 def files_of(tls: peer.Tls | None) -> list[str] | None:
-    """As JSON can hold them."""
+    """The files of ``[peer]`` as JSON can hold them."""
     return None if tls is None else list(tls.files)
 
 
