@@ -64,7 +64,7 @@ def nameless(host: str) -> Iterator[None]:
 
 
 def spare_torch() -> None:
-    """The same for the stores that torch makes for a script, if it is here already."""
+    """Have stores that torch makes for a script ask for no names, if torch is here already."""
 
     def spared(make: Any) -> Any:
         if hasattr(make, "__wrapped__"):

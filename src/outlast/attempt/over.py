@@ -49,15 +49,15 @@ MAX_BYTES: Final = 1 << 17
 
 
 class AttemptEnded(ipc.Message, tag="Over"):
-    """The attempt is over."""
+    """From the agent: the attempt is over."""
 
 
 class Unwound(ipc.Message):
-    """The worker's step has ended."""
+    """From the worker: its step has ended."""
 
 
 class Prepared(ipc.Message):
-    """The worker could begin.
+    """From the worker: it could begin the next attempt.
 
     Attributes:
         step: that it holds the state of, or None.
@@ -75,7 +75,7 @@ class Stays(ipc.Message):
 
 
 class NextAttempt(ipc.Message, tag="Go"):
-    """The next attempt.
+    """From the agent: the next attempt, as this worker is to see it.
 
     Attributes:
         environ: the variables that differ between workers and attempts; others of that kind are to
@@ -92,7 +92,7 @@ Message = AttemptEnded | Unwound | Prepared | Stays | NextAttempt
 
 
 class AgentLine(ipc.PacketSocket):
-    """One end."""
+    """One end of the socket between an agent and a worker that may live on."""
 
     codec = ipc.Codec(Message, msgspec.msgpack)
     max_bytes = MAX_BYTES

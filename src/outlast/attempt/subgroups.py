@@ -48,7 +48,7 @@ class _Asked(NamedTuple):
 
 
 class Subgroups:
-    """Those of one default group."""
+    """The process groups besides one default group."""
 
     def __init__(self) -> None:
         self._asked: list[_Asked] = []

@@ -90,7 +90,7 @@ def forget_rank(environ: MutableMapping[str, str] = os.environ) -> None:
 
 
 def export_here() -> None:
-    """The same for a worker that our agent has started."""
+    """Do as :func:`export` does, in a worker that our agent has started."""
     job, directory = os.environ.get(JOB_VARIABLE), os.environ.get("OUTLAST_DIR")
     if job and directory:
         export(job, Path(directory), int(os.environ.get("RANK", "0")))

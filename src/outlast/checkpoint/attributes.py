@@ -140,7 +140,7 @@ def like(value: Any, pairs: dict[Any, Any]) -> Any:
 
 
 def state_of(generator: Any) -> Any:
-    """Where it stands.
+    """Where a random-number generator stands.
 
     Args:
         generator: Python's, NumPy's of either kind, one of NumPy's bit generators, or torch's.

@@ -314,7 +314,7 @@ _COUNT: Final[Callable[[int], int]] = torch._C._storage_Use_Count
 
 
 class Copying(Protocol):
-    """A capture on its way."""
+    """A capture on its way, as whoever must wait for it sees it."""
 
     error: Exception | None
 

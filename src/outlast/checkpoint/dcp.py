@@ -192,7 +192,7 @@ def _open(path: str, step: int | None, tier: str | None) -> Checkpoint:
 
 
 class StorageReader(dcp.StorageReader):  # type: ignore[misc]
-    """Reads one step.
+    """DCP's reader of one step.
 
     A tensor that each rank saved for itself goes by its plain name, and each rank gets that of the
     rank it stands for, taken in turn when there were fewer.
@@ -384,7 +384,7 @@ class _Wrote(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class StorageWriter(dcp.StorageWriter):  # type: ignore[misc]
-    """Writes one step.
+    """DCP's writer of one step.
 
     Args:
         where: where checkpoints lie: a storage, or its url, with which the writer can be sent to

@@ -50,7 +50,7 @@ Target = tuple[str, torch.Tensor]  # a path that is offered, and the tensor to b
 
 
 class Weights:
-    """What one source offers.
+    """What one source of weights offers.
 
     Args:
         where: as a person would write it.

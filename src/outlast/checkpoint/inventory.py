@@ -435,7 +435,7 @@ def check_parts(
 
 
 class Coverage:
-    """What the parts so far hold."""
+    """Which elements of which tensors the parts so far hold."""
 
     def __init__(self, step: int) -> None:
         self._step = step
@@ -494,7 +494,7 @@ class _CoveredTensor:
 
 
 def joined(boxes: list[Box]) -> list[Box]:
-    """The same elements, as often, in fewer boxes."""
+    """The same elements, as often, in fewer boxes: neighbours are joined."""
     for axis in reversed(range(len(boxes[0][0]) if boxes else 0)):
         boxes = list(_joined_along(boxes, axis))
     return boxes

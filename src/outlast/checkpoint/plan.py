@@ -243,7 +243,7 @@ class Share(msgspec.Struct, frozen=True):
 
 
 def make(pieces: Sequence[Held], rank: int, shared: Share, order: Mapping[str, int]) -> WritePlan:
-    """This rank's plan.
+    """Make this rank's plan of a save.
 
     Args:
         pieces: what it holds, and where.
@@ -457,7 +457,7 @@ def describe(held: Iterable[Held], rank: int) -> Structure:
 
 
 class World:
-    """What all ranks hold.
+    """What all ranks hold: who has which structure.
 
     Args:
         table: for each rank, the number of its structure.

@@ -110,7 +110,7 @@ def boxes_at(
     placements: Iterable[tuple[int, int]],
     coordinate: Sequence[int],
 ) -> list[Box]:
-    """The same of a grid whose ranks are not known.
+    """The pieces at ``coordinate`` of a grid whose ranks are not known.
 
     Args:
         shape: of the whole tensor.

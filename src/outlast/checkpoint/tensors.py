@@ -193,7 +193,7 @@ def holds(target: torch.Tensor, values: torch.Tensor) -> bool:
 
 
 def raw(tensor: torch.Tensor) -> torch.Tensor:
-    """The same elements as integers: there is no operation that all dtypes have."""
+    """A tensor's elements as integers: there is no operation that all dtypes have."""
     kind = _RAW.get(tensor.element_size())
     return tensor if kind is None else tensor.view(kind)
 

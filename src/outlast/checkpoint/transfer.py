@@ -371,7 +371,7 @@ def _deliver(data: memoryview, start: int, pieces: Sequence[ReadRange]) -> None:
 
 
 def by_file(pieces: Iterable[tuple[str, ReadRange]]) -> Mapping[str, list[ReadRange]]:
-    """File → its pieces."""
+    """Sort pieces by the file that they are in."""
     found: dict[str, list[ReadRange]] = {}
     for file, piece in pieces:
         found.setdefault(file, []).append(piece)

@@ -24,7 +24,7 @@ from outlast.errors import Exit, OutlastError, require_linux
 
 
 class LazyGroup(click.Group):
-    """Commands by name.
+    """A command that has others, which are loaded when they are called.
 
     Args:
         package: where their modules lie; each has a ``command``.

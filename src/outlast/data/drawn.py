@@ -46,7 +46,7 @@ Weights = npt.NDArray[np.float64]
 
 
 class Epoch(NamedTuple):
-    """One epoch's order.
+    """The order of one epoch.
 
     Attributes:
         ids: of its samples.

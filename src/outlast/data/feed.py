@@ -53,7 +53,7 @@ _FINISHED = "_iterator_finished"
 
 
 class Feed(Protocol):
-    """What a session iterates.
+    """What a session iterates: batches of a loader, with a position.
 
     Attributes:
         loader: what it iterates.

@@ -54,7 +54,7 @@ class ShardSpan(NamedTuple):
 
 
 class Point(msgspec.Struct, frozen=True):
-    """Where a lane stands.
+    """Where a lane stands, in a handful of numbers.
 
     Attributes:
         number: samples that it has given.

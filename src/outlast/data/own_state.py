@@ -101,7 +101,7 @@ def state_within(loader: Any) -> HeldState | None:
 
 
 def state_of_iterator(iterator: Any) -> IteratorState | None:
-    """Of one that can tell where it stands, and go there."""
+    """The state of an iterator that can tell where it stands, and go there."""
     has_both = all(callable(getattr(iterator, name, None)) for name in ("get_state", "set_state"))
     return IteratorState() if has_both else None
 

@@ -8,12 +8,11 @@ stacks are taken; who is to blame is judged by the agent, which knows of the oth
 What can go wrong: the watcher itself is not run for a while (the machine was suspended). Time that
 it has not seen is not counted, and two looks between which it lies are taken anew.
 
-Python stacks of a process, taken from outside of it.
-
-``py-spy`` reads them from the process' memory, without stopping it: that works for one that is
-stopped, that holds the interpreter's lock, and that the kernel does not let go. Where it is not
-installed or not allowed, the process is asked by a signal that ``faulthandler`` answers without the
-interpreter's lock; one that is stopped or in the kernel does not answer then.
+``take`` gives the Python stacks of a process, taken from outside of it. ``py-spy`` reads them from
+the process' memory, without stopping it: that works for one that is stopped, that holds the
+interpreter's lock, and that the kernel does not let go. Where it is not installed or not allowed,
+the process is asked by a signal that ``faulthandler`` answers without the interpreter's lock; one
+that is stopped or in the kernel does not answer then.
 """
 
 from __future__ import annotations
@@ -69,7 +68,7 @@ _LINE: Final = re.compile(r'^\s*File "(.*)", line (\d+) in (.*)$')
 
 
 class Stacks(msgspec.Struct, frozen=True, kw_only=True):
-    """What was found.
+    """What was found of a process's stacks.
 
     Attributes:
         frames: of the main thread, innermost first.

@@ -142,7 +142,7 @@ def look_at(pid: int) -> ProcessLook:
 
 
 def moved(before: ProcessLook, after: ProcessLook) -> Moved:
-    """Compare two looks."""
+    """What has happened to a process between two looks at it."""
     s = max(after.at_s - before.at_s, 0.001)
 
     def much(seconds: float, number: int = 0) -> bool:

@@ -59,7 +59,7 @@ class WatchedWorker(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Begin(ipc.Message):
-    """Workers have started.
+    """From the agent: workers have started.
 
     Attributes:
         attempt: its number.
@@ -81,11 +81,11 @@ class Begin(ipc.Message):
 
 
 class End(ipc.Message):
-    """Nothing is to be watched until the next ``Begin``."""
+    """From the agent: nothing is to be watched until the next ``Begin``."""
 
 
 class Alive(ipc.Message):
-    """The watcher runs."""
+    """From the watcher: it runs."""
 
 
 class Learned(ipc.Message):
@@ -110,7 +110,7 @@ class Ask(ipc.Message):
 
 
 class Evidence(ipc.Message):
-    """All workers of this machine."""
+    """From the watcher: how all workers of this machine look."""
 
     attempt: int
     number: int
@@ -169,7 +169,7 @@ def pair() -> tuple[socket.socket, socket.socket]:
 
 
 class Voice(ipc.PacketSocket):
-    """One end of it."""
+    """One end of the socket between an agent and its watcher."""
 
     codec = ipc.Codec(
         FromAgent | FromWatcher, msgspec.msgpack, pack_over=PACK_BYTES - 1, mark=_PACKED

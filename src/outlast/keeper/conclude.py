@@ -71,7 +71,7 @@ AGAIN_S: Final = 0.5
 
 
 class FenceVerdict(enum.Enum):
-    """What becomes of a snapshot now."""
+    """What becomes of a snapshot that asked to be committed."""
 
     COMMIT = "commit"
     WAIT = "wait"
@@ -89,7 +89,7 @@ PASSES: Final = Judgement(FenceVerdict.COMMIT)
 
 
 class Fence:
-    """Judges commits.
+    """Judges whether a snapshot may be committed, by the claims of attempts.
 
     Args:
         storage: where attempts are claimed.
@@ -196,7 +196,7 @@ class Fence:
 
 
 class _Question:
-    """About one snapshot."""
+    """A question about one snapshot."""
 
     def __init__(self, attempt: int, then: Callable[[str], None], words: str) -> None:
         self.attempt = attempt
@@ -205,7 +205,7 @@ class _Question:
 
 
 class Gate:
-    """Asks ``fence`` in a thread of its own.
+    """Asks ``fence`` in a thread of its own, again while the answer is to wait.
 
     Args:
         fence: judges.
@@ -326,7 +326,7 @@ class _HeldSave(msgspec.Struct):
 
 
 class Conclusions:
-    """How saves end well.
+    """The ends of saves: commits, refusals, and saves that are held.
 
     Args:
         job: id of the job.

@@ -299,11 +299,11 @@ Source = Storage | MemoryTier
 
 
 class CopySuperseded(Exception):
-    """A newer checkpoint is waiting."""
+    """A copy is given up: a newer checkpoint is waiting."""
 
 
 class Stopped(Exception):
-    """There is no time left."""
+    """A copy is given up: there is no time left."""
 
 
 class DurableTier:
@@ -639,7 +639,7 @@ def _due(committed: Committed) -> Due:
 
 
 class TierCopies:
-    """All tiers of a keeper.
+    """The copies to all durable tiers of a keeper.
 
     Args:
         job: id of the job.

@@ -166,7 +166,7 @@ class RankSide:
 
 
 class Save:
-    """One save.
+    """One save in flight, as this machine knows it.
 
     Attributes:
         name: of its directory, in each tier.

@@ -43,7 +43,7 @@ MUTE_S: Final = 30.0  # for which one that did not answer is not asked again
 
 
 class PeerTier:
-    """The other machines of an attempt.
+    """The memory of the other machines of an attempt, as a tier.
 
     Args:
         attempt: which one.
@@ -237,7 +237,7 @@ class _PeerSave:
 
 
 class Peers:
-    """Other machines' keepers.
+    """This machine's keeper among those of other machines.
 
     Args:
         setup: this keeper's.

@@ -60,7 +60,7 @@ class ReplicaBlock(ipc.Message, tag="Block"):
 
 
 class ReplicaWhole(ipc.Message, tag="Whole"):
-    """All blocks were sent."""
+    """All blocks of the snapshot that was offered were sent."""
 
 
 class Withdrawn(ipc.Message):
@@ -323,7 +323,7 @@ def decode_listing(data: bytes | bytearray) -> dict[str, Listed]:
 
 
 class Door:
-    """The listening side.
+    """The listening side of the peer protocol.
 
     Args:
         listener: a listening socket; it is closed by ``close``.

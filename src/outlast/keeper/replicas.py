@@ -180,7 +180,7 @@ class TrafficPace:
 
 
 class Gone(Exception):
-    """The snapshot is not there any more."""
+    """A snapshot that was to be copied is not there any more."""
 
 
 class Declined(OutlastError, OSError):
@@ -445,7 +445,7 @@ class IncomingReplica:
 
 
 class ReplicaStore:
-    """All of them.
+    """All copies of other machines' snapshots that are kept here.
 
     Args:
         job: id of the job.
@@ -607,7 +607,7 @@ def _checked(
 
 
 class ReplicaServer:
-    """The listening side.
+    """The listening side: takes copies, and answers what is in memory.
 
     Args:
         listener: a listening socket; it is closed by ``close``.

@@ -49,7 +49,7 @@ ASKED_AT_ONCE: Final = 4  # blocks from other machines' memory
 
 
 class Owner(Protocol):
-    """Who acts on what is said."""
+    """Who acts on what a connection says, and on its end."""
 
     def handle(self, peer: Connection, message: wire.Message, blob: bytes, fds: list[int]) -> None:
         """Act on one message; what it raises ends the connection."""
@@ -59,7 +59,7 @@ class Owner(Protocol):
 
 
 class Connection:
-    """One worker or supervisor.
+    """One connection, to a worker or to a supervisor.
 
     Attributes:
         hello: who it is, once it has said so.
@@ -132,7 +132,7 @@ class Connection:
 
 
 class Keeper:
-    """The process.
+    """The keeper's process: connections in, orders out.
 
     Args:
         setup: what it was told.

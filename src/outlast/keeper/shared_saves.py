@@ -509,7 +509,7 @@ class SaveFollower:
 
 
 class SharedSaves:
-    """Conversations about saves.
+    """This machine's conversations about saves, one for each attempt.
 
     Args:
         saves: those in flight.

@@ -392,7 +392,7 @@ def _without_words(schema: Any) -> Any:
 
 
 class KeeperSocket(ipc.FrameSocket):
-    """One end of a connection."""
+    """One end of the keeper's socket."""
 
     codec = ipc.Codec(Message)
     max_bytes = 1 << 30

@@ -64,7 +64,7 @@ from outlast.ledger.narrator import say
 
 
 class ProcessWait:
-    """Sleeps until a process ends.
+    """Sleeps until one of some processes ends.
 
     Args:
         interval_s: the longest sleep.
@@ -109,7 +109,7 @@ LOOK_S: Final = 0.2
 
 
 class WorkerShutdown:
-    """The ends of one machine's attempts.
+    """Ends an attempt's workers on one machine, and what they have started.
 
     Args:
         marks: of its workers.
@@ -263,7 +263,7 @@ class Kept:
 
 
 class Survivors:
-    """Those of one machine.
+    """The workers of one machine that live through an attempt's end.
 
     Args:
         directory: the agent's private one.

@@ -75,7 +75,7 @@ _XID: Final = re.compile(rb"NVRM: Xid \([^)]*\): (\d+)")
 
 
 class Witness:
-    """Of one machine.
+    """What one machine has seen: killed processes and errors of GPUs.
 
     Args:
         root: where its ``/proc``, ``/sys`` and ``/dev`` are; another in tests.
@@ -296,7 +296,7 @@ SAY_S: Final = 30.0  # between two words about a long wait
 
 
 class FailureHandler:
-    """Of one machine's agent.
+    """Judges failed attempts for one machine's agent, and does what follows.
 
     Args:
         policy: decides.
@@ -524,7 +524,7 @@ class FailureHandler:
 
 
 def restart_policy(max_restarts: int, settings: Settings, past: Past) -> RestartPolicy:
-    """As the owner wants it, with what this machine has had before."""
+    """The restart policy as the owner wants it, with what this machine has had before."""
     limits = RestartLimits(
         without_progress=settings.restart_without_progress,
         failures=FAILURES if settings.restart_failures is None else settings.restart_failures,

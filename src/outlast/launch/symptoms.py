@@ -88,7 +88,7 @@ FOLDER: Final = "hangs"
 
 
 class HangReport(msgspec.Struct, frozen=True, kw_only=True):
-    """What one machine shows."""
+    """What one machine shows of its ranks in a hang."""
 
     node: str
     seen: tuple[RankLook, ...]
@@ -108,7 +108,7 @@ class HangVerdict(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Hangs:
-    """One machine's part in it.
+    """One machine's part in judging hangs.
 
     Args:
         health: its watcher.

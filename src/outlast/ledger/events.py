@@ -118,7 +118,7 @@ EVENT_NAMES: Final[frozenset[str]] = frozenset(get_args(EventName))
 
 
 class Event(msgspec.Struct, frozen=True, kw_only=True):
-    """One event.
+    """One event of the ledger: one line of the file.
 
     Attributes:
         t: wall-clock time in seconds since the epoch, comparable within one machine.

@@ -103,7 +103,7 @@ def goodput(
     *,
     count: Literal["workers", "machines"] = "workers",
 ) -> Goodput:
-    """Split the time of a job.
+    """Split the time of a job into its seven parts.
 
     Args:
         events: the ledger, in any order.

@@ -428,7 +428,7 @@ _JUST_S = 1.0  # between what is told of a loss and the sample before it
 
 
 class Lived(msgspec.Struct, frozen=True, kw_only=True):
-    """A job's life.
+    """A job's life: how long it ran, how often it failed, how long it was down.
 
     Attributes:
         ran_s: seconds in which it trained.
@@ -519,7 +519,7 @@ class Slow(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def slow_ranks(events: Iterable[Event]) -> list[Slow]:
-    """Those of a job, in the order in which they were found."""
+    """The slow ranks of a job, in the order in which they were found."""
     found: list[Slow] = []
     rates: list[float] = []
     newest: dict[int, int] = {}  # attempt → step

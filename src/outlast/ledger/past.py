@@ -190,7 +190,7 @@ class Failures:
 
 
 class Past:
-    """A fold over the events of a job.
+    """What an attempt must know of those before it: a fold over a job's events.
 
     Args:
         directory: the job's.
@@ -521,7 +521,7 @@ class GlanceResult(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Glance:
-    """Of one agent.
+    """One agent's look at the past, which nobody waits long for.
 
     Args:
         past: belongs to this from now on: a thread may be reading it at any time.

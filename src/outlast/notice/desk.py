@@ -292,7 +292,7 @@ WHAT_TO_DO: Final = (
 
 
 class Deaf:
-    """Says it, once at the start and once for each notice.
+    """Warns, once at the start and once for each notice, of workers that would not hear it.
 
     Args:
         are_deaf: whether none of this machine's workers would hear of a notice now.

@@ -72,7 +72,7 @@ class SpotTimeWatcher(MetadataWatcher):
 
 
 class TencentWatcher(SpotTimeWatcher):
-    """Tencent Cloud's."""
+    """Asks Tencent Cloud's service."""
 
     name = "tencent"
     address = "http://169.254.0.23"
@@ -85,7 +85,7 @@ class TencentWatcher(SpotTimeWatcher):
 
 
 class VolcengineWatcher(SpotTimeWatcher):
-    """Volcengine's and BytePlus's."""
+    """Asks Volcengine's and BytePlus's service."""
 
     name = "volcengine"
     address = "http://100.96.0.96"

@@ -106,7 +106,7 @@ _LOOKED: Final = f"{FOLDER}/probed.json"
 
 
 class Claim(msgspec.Struct, frozen=True, kw_only=True):
-    """Who coordinates an attempt.
+    """Who has claimed an attempt's number: its coordinator.
 
     Attributes:
         attempt: its number.
@@ -362,7 +362,7 @@ def term_over(directory: Path, say: Callable[[str], None], *, is_locked: bool) -
 
 
 class Term:
-    """Of one launcher over a job.
+    """One launcher's time at a job on one machine; it takes its attempts' numbers.
 
     Args:
         storage: the job's.

@@ -65,7 +65,7 @@ class Task(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def choose(task: Task, at_h: float, done_h: float, place: Place, *, spot: bool) -> Place:
-    """Where to be now.
+    """Choose where a job is to be now: on spot, on demand or idle.
 
     Args:
         task: what is to be done.
@@ -110,7 +110,7 @@ def choose_spot(task: Task, at_h: float, done_h: float, place: Place, *, spot: b
 
 
 class Policy(Protocol):
-    """Decides; see :func:`choose`."""
+    """Decides where a job is to be now; see :func:`choose`."""
 
     def __call__(
         self, task: Task, at_h: float, done_h: float, place: Place, *, spot: bool
@@ -126,7 +126,7 @@ class Spell(NamedTuple):
 
 
 class DeadlineOutcome(msgspec.Struct, frozen=True, kw_only=True):
-    """How it went.
+    """How a job with a deadline went.
 
     Attributes:
         ended_h: when the work was done.

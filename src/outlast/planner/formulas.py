@@ -195,7 +195,7 @@ def losses(
 
 
 def from_scratch(failures_per_h: float, *, wall_h: float, num_gpus: int) -> Losses:
-    """The same without checkpoints: each failure costs half of the run, on average."""
+    """The losses without checkpoints: each failure costs half of the run, on average."""
     return losses(failures_per_h, wall_h=wall_h, lost_h=wall_h / 2, num_gpus=num_gpus)
 
 
@@ -368,7 +368,7 @@ def lost_with_copies_h(recovers: float, *, pause_h: float, from_storage_h: float
 
 
 class ZoneSpread(msgspec.Struct, frozen=True, kw_only=True):
-    """Machines over zones.
+    """Machines that are spread over zones.
 
     Attributes:
         num_machines: K in all.
@@ -403,7 +403,7 @@ class ZoneSpread(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ZoneRecovery(msgspec.Struct, frozen=True, kw_only=True):
-    """What an event costs.
+    """What the loss of a zone costs.
 
     Attributes:
         back_h: until a reclaimed zone's machines are replaced.

@@ -81,7 +81,7 @@ Wall = Callable[[Costs, float, float], float]
 
 
 class ModelRow(msgspec.Struct, frozen=True, kw_only=True):
-    """One model's answer.
+    """One model's answer to how often to save.
 
     Attributes:
         model: its name.
@@ -158,7 +158,7 @@ def _row(model: ModelOf, costs: Costs, failures_per_h: float, interval_h: float)
 
 
 def or_none(wall_per_useful: float) -> float:
-    """The same, or inf where a useful hour takes so many that the job makes no progress."""
+    """``wall_per_useful``, or inf where it is so large that the job makes no progress."""
     return math.inf if wall_per_useful > NO_PROGRESS else wall_per_useful
 
 
@@ -397,7 +397,7 @@ class _Segment(NamedTuple):
 
 
 class Levels:
-    """One job.
+    """The Markov model of one job's levels.
 
     Args:
         cost_s: of a checkpoint of each level.

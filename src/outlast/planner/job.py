@@ -58,7 +58,7 @@ _SURVIVES: Final = {"process": Scope.PROCESS, "holders": Scope.MACHINE, "all": S
 
 
 class Level(msgspec.Struct, frozen=True, kw_only=True):
-    """A place for checkpoints.
+    """A place for checkpoints of a simulated job.
 
     Attributes:
         name: of the tier.
@@ -81,7 +81,7 @@ class Level(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class JobSetup(msgspec.Struct, frozen=True, kw_only=True):
-    """One job.
+    """A job that is simulated.
 
     Attributes:
         machines: that it is made for; fewer make it proportionally slower.
@@ -222,7 +222,7 @@ class SavedLevel:
 
 
 class JobRun:
-    """One run.
+    """One simulated run of a job.
 
     Args:
         setup: the job.

@@ -110,7 +110,7 @@ class TimeSpent(msgspec.Struct, kw_only=True):
 
 
 class FailureGaps(Protocol):
-    """When the next one comes."""
+    """When the next failure comes, of many jobs."""
 
     def gap(self, now_s: Times) -> Times:
         """Seconds from each job's ``now_s`` to its next failure."""
@@ -220,7 +220,7 @@ class Begun(msgspec.Struct):
 
 
 def simulate(case: JobCase, failures: FailureGaps, intervals: Intervals, count: int) -> TimeSpent:
-    """Go through all of it.
+    """Simulate a job many times, side by side.
 
     Args:
         case: the job.
@@ -349,7 +349,7 @@ def _needed(left_s: Times, interval: Times, cost_s: float) -> Times:
 
 
 class Automatic:
-    """``Auto`` of many jobs, with the same numbers.
+    """The cadence ``Auto`` of many jobs, with the runtime's numbers.
 
     Args:
         cost_s: of a checkpoint; known once the first one is taken.

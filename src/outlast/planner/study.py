@@ -111,7 +111,7 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Result(msgspec.Struct, frozen=True, kw_only=True):
-    """One policy's.
+    """One policy's results over all replications.
 
     Attributes:
         policy: as it was asked for.

@@ -46,7 +46,7 @@ class FleetChange(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Recording(msgspec.Struct, frozen=True, kw_only=True):
-    """One recording.
+    """One recording of failures or machines.
 
     Attributes:
         name: its file's.

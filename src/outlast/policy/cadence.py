@@ -70,7 +70,7 @@ HURRIED_MAX_S: Final = 60.0
 
 
 class Change(msgspec.Struct, frozen=True, kw_only=True):
-    """Another interval than before.
+    """Another interval between saves than before.
 
     Attributes:
         interval_s: from now on.
@@ -121,7 +121,7 @@ class Cadence(Protocol):
 
 
 class EverySteps(Cadence):
-    """At every multiple of ``steps``."""
+    """A checkpoint at every multiple of ``steps``."""
 
     def __init__(self, steps: int) -> None:
         self.steps = steps
@@ -136,7 +136,7 @@ class EverySteps(Cadence):
 
 
 class EverySeconds(Cadence):
-    """When ``seconds`` have passed since the last one, or since ``start_s``."""
+    """A checkpoint when ``seconds`` have passed since the last one, or since ``start_s``."""
 
     def __init__(self, seconds: float, start_s: float) -> None:
         self.seconds = seconds

@@ -59,7 +59,7 @@ class DrainTier(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class DrainPlan(msgspec.Struct, frozen=True, kw_only=True):
-    """What is done with the seconds.
+    """What is done with the seconds that a notice leaves.
 
     Attributes:
         choice: see the module.

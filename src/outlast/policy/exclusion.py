@@ -82,7 +82,7 @@ def lasts_s(
 
 
 class Exclusions:
-    """Those of one job."""
+    """The machines of one job that are left out."""
 
     def __init__(self) -> None:
         self._out: dict[str, tuple[Exclusion, float]] = {}  # host → which, until when

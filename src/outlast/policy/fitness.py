@@ -81,7 +81,7 @@ class CheckResult(msgspec.Struct, frozen=True):
 
 
 def failures(findings: Iterable[CheckResult]) -> list[CheckResult]:
-    """Those for which the job should not start."""
+    """The results for which the job should not start."""
     return [one for one in findings if one.status == "failed"]
 
 
@@ -94,7 +94,7 @@ def seconds(value: float) -> str:
 
 
 class MemoryFacts(msgspec.Struct, kw_only=True):
-    """What can be had.
+    """What memory can be had.
 
     Attributes:
         available_bytes: without swapping, limits of control groups counted.
@@ -180,7 +180,7 @@ def judge_shm(facts: MemoryFacts) -> CheckResult | None:
 
 
 def judge_files(soft: int, hard: int) -> CheckResult:
-    """The limit on open files."""
+    """Whether enough files may be open."""
     figures = {"soft": soft, "hard": hard}
     seen = f"{soft:,} open files are allowed"
     if soft >= FILES_WANTED:

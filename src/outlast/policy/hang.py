@@ -95,7 +95,7 @@ class Activity(enum.StrEnum):
 
 
 class HangSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """What the owner has set.
+    """What the owner has set about hangs.
 
     Attributes:
         fixed_s: a limit in place of what is learned, or None.
@@ -374,7 +374,7 @@ def step_of(one: RankLook) -> int | None:
 
 
 def in_step(one: RankLook) -> str:
-    """The same, in words that go on."""
+    """The step that a rank is in, in words that go on."""
     number = step_of(one)
     return "" if number is None else f" in step {number}"
 
@@ -479,7 +479,7 @@ class NotYet(msgspec.Struct, frozen=True, kw_only=True):
 def judge(
     seen: Sequence[RankLook], silent: Sequence[str] = (), *, is_silent_for_long: bool = True
 ) -> Named | NotYet:
-    """Who is to blame.
+    """Judge which ranks are to blame for a hang.
 
     Args:
         seen: all ranks of which something was seen; some have made no progress for their limit.

@@ -56,7 +56,7 @@ class Costs(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TierCosts(msgspec.Struct, frozen=True, kw_only=True):
-    """One tier.
+    """What one tier costs, and how often it is needed.
 
     Attributes:
         checkpoint_h: C: the loop is blocked for so long by a save into it.

@@ -83,7 +83,7 @@ class StateOffer(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RegainPlan(msgspec.Struct, frozen=True, kw_only=True):
-    """What all ranks do.
+    """What all ranks do: whose state is gone on from.
 
     Attributes:
         step: completed steps to go on from; None: from a checkpoint.
@@ -112,7 +112,7 @@ class RegainPlan(msgspec.Struct, frozen=True, kw_only=True):
 def decide(
     offers: Sequence[StateOffer], promised: Collection[int], rollbacks: Sequence[Rollback] = ()
 ) -> RegainPlan:
-    """Choose.
+    """Decide whose state the new attempt goes on from, if anybody's.
 
     Args:
         offers: of the new attempt's ranks, in order.

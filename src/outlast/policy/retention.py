@@ -47,7 +47,7 @@ Save = TypeVar("Save", bound=Any)
 
 
 class Admission(msgspec.Struct, frozen=True, kw_only=True):
-    """What was decided.
+    """How many snapshots fit into memory, and why.
 
     Attributes:
         buffers: snapshots that may be in memory at once; 0: written directly.
@@ -94,7 +94,7 @@ def admit(
 
 
 class PlacedMachine(msgspec.Struct, frozen=True, kw_only=True):
-    """One machine.
+    """A machine, and what it fails together with.
 
     Attributes:
         node: its name in the job.

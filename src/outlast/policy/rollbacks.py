@@ -154,7 +154,7 @@ class StepValue(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Sign(msgspec.Struct, frozen=True, kw_only=True):
-    """The first sign of trouble.
+    """The first sign that a loss goes wrong.
 
     Attributes:
         first: the first step that it may have begun in: that after the last good value.

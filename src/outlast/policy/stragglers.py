@@ -112,7 +112,7 @@ class _StepRow(msgspec.Struct):
 
 
 class Stragglers:
-    """Judges one attempt.
+    """Judges the slow ranks of one attempt.
 
     Args:
         kinds: of each rank, the number of its kind of work.

@@ -448,7 +448,7 @@ def open_exchange(
 
 
 class Alone:
-    """One worker has all."""
+    """The exchange of a single worker, which has all: nothing is sent."""
 
     def __init__(self, plan: ReductionPlan, buckets: Sequence[Bucket]) -> None:
         self._buckets = buckets

@@ -211,7 +211,7 @@ _DTYPE = torch.float64  # holds losses of any dtype, and whole numbers up to 2^5
 
 
 class Summary:
-    """One step's.
+    """What the workers tell each other at the end of one step.
 
     Args:
         plan: the tree.
@@ -302,7 +302,7 @@ COMPARED: Final = 1 << 16
 
 
 class Buffers:
-    """The buffers of one model.
+    """The buffers of one model, the same at any number of workers.
 
     Args:
         module: the model.

@@ -406,7 +406,7 @@ def moments(life: Lived, start_t: float, length_s: float) -> list[float]:
 
 
 def as_case(costs: Costs, length_s: float) -> JobCase:
-    """The same job, for the simulator."""
+    """A job with these costs, for the simulator."""
     from outlast.planner.many import JobCase
 
     return JobCase(

@@ -62,7 +62,7 @@ _STORES: Final = frozenset({"STORE_NAME", "STORE_FAST", "STORE_GLOBAL", "STORE_D
 
 
 class Site(msgspec.Struct, frozen=True):
-    """One call.
+    """One call of ``steps``: its line, and the counters around it.
 
     Attributes:
         line: where, as "train.py:12, in main".

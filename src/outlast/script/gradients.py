@@ -49,7 +49,7 @@ Mark = tuple[Any, int] | None
 
 
 class ScriptGradients:
-    """Of one session's parameters.
+    """The gradients in the making of one session's parameters.
 
     Args:
         objects: gives name → object of what is saved.

@@ -458,7 +458,7 @@ MOMENTS: Final = frozenset(
 
 
 class Lazy:
-    """The answer for a set of named objects.
+    """Says which tensors of some objects may be copied later.
 
     Args:
         objects: name → object.
@@ -546,7 +546,7 @@ class BoundaryState(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class States:
-    """Makes them, one after the other.
+    """Makes what is saved at each boundary, one after the other.
 
     Args:
         settings: the job's.
@@ -617,7 +617,7 @@ class StepsHeard:
 
 
 class Hook:
-    """Stands until it is removed.
+    """A hook on torch that stands until it is removed.
 
     Args:
         removes: what to call then.

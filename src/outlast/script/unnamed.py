@@ -64,7 +64,7 @@ _PLAIN: Final = (str, bytes, int, float, bool, complex, type(None), type, torch.
 
 
 class Unnamed:
-    """Of one session.
+    """Finds objects at work that one session was not given.
 
     Args:
         objects: what it was given.
@@ -341,7 +341,7 @@ _TORCHS: Final = (torch.nn.Module, torch.optim.Optimizer)
 
 
 class Transient:
-    """Of one session.
+    """Finds tensors of one session's models that change and are in no checkpoint.
 
     Args:
         objects: what it was given.

@@ -94,7 +94,7 @@ def word_of(rank: int, until: int, values: Sequence[tuple[int, str, float]]) -> 
 
 
 class LossTable:
-    """The table.
+    """Rank 0's table of what the ranks have told of each step.
 
     Args:
         judge: it sees the steps.
@@ -220,7 +220,7 @@ class _KnownLosses(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class LossMonitor:
-    """One rank's part in it, and on rank 0 the judgement.
+    """One rank's part in watching the loss, and on rank 0 the judgement.
 
     Args:
         settings: the job's.

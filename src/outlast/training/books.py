@@ -154,7 +154,7 @@ def _formed(directory: Path, known: int) -> Attempt | None:
 
 
 class AttemptBooks:
-    """Of one attempt, in one worker.
+    """The books of one attempt, in one worker: which one it is, what goes into the ledger.
 
     Args:
         settings: the job's.

@@ -59,7 +59,7 @@ class Framework(Protocol):
 
 
 class Driven:
-    """The loop of one session.
+    """The loop of one session that a framework runs.
 
     Args:
         session: it is open.

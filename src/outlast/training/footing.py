@@ -86,7 +86,7 @@ class _LoopEndWord(msgspec.Struct, frozen=True):
 
 
 class LoopEnding:
-    """Of each loop of a session.
+    """The ends of loops, and of the session: what is saved there, and when.
 
     Args:
         snapshots: the worker's part in the attempt's saves.
@@ -295,7 +295,7 @@ class LoopPosition(NamedTuple):
 
 
 class WayOut:
-    """One rank's way out.
+    """One rank's way out when its machine must go.
 
     Attributes:
         is_known: whether the ranks will leave; what their leaving then breaks is no failure.
@@ -463,7 +463,7 @@ class WayOut:
 
 
 class Footing:
-    """Of one attempt.
+    """All of a session that belongs to one attempt.
 
     Args:
         settings: the job's.

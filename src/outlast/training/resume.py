@@ -89,7 +89,7 @@ class Proposal(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Candidates:
-    """Rank 0's list.
+    """Rank 0's list of saves to resume from, the newest first.
 
     Args:
         places: where checkpoints may lie.

@@ -52,7 +52,7 @@ MAX_TRIES: Final = 4  # a snapshot that is void is taken again
 
 
 class Unsaved:
-    """Of one session, on rank 0.
+    """Says on rank 0 that saves fail, and that they work again; of one session.
 
     Args:
         say: tells people.
@@ -337,7 +337,7 @@ class Snapshots:
 
 
 class Saving:
-    """One session's.
+    """What one session saves: its state at a boundary, and the end's.
 
     Args:
         objects, position, hyper, gradients: the session's.

@@ -59,7 +59,7 @@ def snapshots_stay(settings: Settings) -> bool:
 
 
 class SnapshotRoom:
-    """Arenas of one worker.
+    """The memory for one worker's snapshots: its arenas.
 
     Args:
         settings: how many buffers are wanted.
@@ -219,7 +219,7 @@ def local_ranks(link: Link) -> range:
 
 
 class KeeperMeeting:
-    """One worker's part in it.
+    """One worker's part in bringing the keepers of several machines together.
 
     Attributes:
         is_needed: whether there are several machines.
@@ -336,7 +336,7 @@ class _Table(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Sharing:
-    """One rank's side of it.
+    """One rank's side of the agreement on who writes what.
 
     Args:
         link: the other ranks.

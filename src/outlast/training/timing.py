@@ -513,7 +513,7 @@ MAX_S: Final = 30.0
 
 
 class Samples:
-    """What was since the last one.
+    """Writes the ledger's ``step`` events: what was since the last one.
 
     Args:
         ledger: where they go.

@@ -123,7 +123,7 @@ NEWEST: Final = 16  # saves of which it is known who is to get them
 
 
 class TierTurns:
-    """Of one attempt.
+    """Which tiers take which checkpoint of one attempt.
 
     Args:
         settings: the job's.
@@ -274,7 +274,7 @@ END_SHARE: Final = 50.0  # a save of it may hold up a script for a fiftieth of i
 
 
 class Turns:
-    """Rank 0's decisions; asked between two steps, and told by other threads.
+    """Rank 0's decisions when a checkpoint is due; asked between steps, told by other threads.
 
     Args:
         settings: the job's.

@@ -250,7 +250,7 @@ class SaveCopy(NamedTuple):
 
 
 class Survey(NamedTuple):
-    """What there is.
+    """What checkpoints there are, in which tiers.
 
     Attributes:
         past: what the ledger says besides: which were seen to be healthy, which were undone.
@@ -416,7 +416,7 @@ def pick(at: JobAt, found: Survey, step: int | None) -> SaveName:
 
 
 def nothing_there(at: JobAt, found: Survey) -> ConfigError:
-    """The error that says so."""
+    """The error that says that there is no checkpoint."""
     return ConfigError(
         f"there is no checkpoint in {found.places_in_words()} yet; train first, or give the job's "
         f"directory{at.hint()}"

@@ -64,7 +64,7 @@ SHM: Final = "/dev/shm"  # noqa: S108 - looked at, not written
 
 
 def look(wanted_bytes: int) -> MemoryFacts:
-    """What can be had.
+    """Look what memory can be had.
 
     Args:
         wanted_bytes: the size of one snapshot, 0 where that is not known.
@@ -178,7 +178,7 @@ class WantedMachines(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Examined(msgspec.Struct, frozen=True, kw_only=True):
-    """What came of it.
+    """What came of an examination.
 
     Attributes:
         machine: this one's name.
@@ -613,7 +613,7 @@ def lines(examined: Examined, width: int) -> Iterator[tuple[str, str]]:
 
 
 def conclusion(examined: Examined) -> str:
-    """The last line."""
+    """The last line of what people read."""
     failed = [one.name for one in failures(examined.findings)]
     warned = sum(one.status == "warning" for one in examined.findings)
     took = f"in {examined.seconds:.1f} s"
@@ -626,7 +626,7 @@ def conclusion(examined: Examined) -> str:
 
 
 def to_json(examined: Examined) -> dict[str, Any]:
-    """One object for programs."""
+    """What was found, as one object for programs."""
     return {
         "machine": examined.machine,
         "fit": examined.fit,

@@ -53,7 +53,7 @@ _ROUND: Final = re.compile(r"round-(\d{6})\Z")
 
 
 class Here(msgspec.Struct, kw_only=True):
-    """A machine that is there."""
+    """A machine's sign that it is there; ``here/NODE.json``."""
 
     node: str
     machine: str
@@ -62,13 +62,13 @@ class Here(msgspec.Struct, kw_only=True):
 
 
 class MeetingRound(msgspec.Struct, frozen=True, kw_only=True):
-    """Who takes part."""
+    """Who takes part in a round of the meeting."""
 
     members: list[Here]
 
 
 class Met(msgspec.Struct, frozen=True, kw_only=True):
-    """The meeting's last word.
+    """What the meeting's process says last.
 
     Attributes:
         outcome: "met", "alone" (not enough came), "joins" (the job runs already), "failed".
@@ -119,7 +119,7 @@ def probe(
 
 
 def files_of(tls: peer.Tls | None) -> list[str] | None:
-    """As JSON can hold them."""
+    """The files of ``[peer]`` as JSON can hold them."""
     return None if tls is None else list(tls.files)
 
 

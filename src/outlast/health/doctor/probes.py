@@ -66,7 +66,7 @@ _left_behind: list[subprocess.Popen[bytes]] = []  # to be waited for by nobody, 
 
 
 class Child:
-    """One probe.
+    """One probe, in a process of its own.
 
     Args:
         name: of the probe, see ``main``.
@@ -533,7 +533,7 @@ def probe_gpus() -> GpusFacts:
 
 
 def look(nvml: Any) -> GpusFacts:
-    """The same with ``nvml`` at hand (pynvml, or what stands for it in a test)."""
+    """Look at all GPUs with ``nvml`` at hand (pynvml, or what stands for it in a test)."""
     try:
         nvml.nvmlInit()
     except Exception as error:  # noqa: BLE001 - no library, no driver, no right: all in its words

@@ -76,7 +76,7 @@ class _AdmittedMember(msgspec.Struct):
 
 
 class Coordinator:
-    """One agent in this role.
+    """One agent in the coordinator's role.
 
     Args:
         hub: its connections.

@@ -106,7 +106,7 @@ _LAST_ACK: Final = 56  # offset of tcpi_last_ack_recv, milliseconds, in Linux's 
 
 
 class Peer:
-    """One connection.
+    """One connection of the hub, to another machine's agent.
 
     Attributes:
         address: of the other end, host:port, for people.
@@ -161,7 +161,7 @@ class Peer:
 
 
 class Hub:
-    """The thread.
+    """All connections of an agent, in one thread.
 
     Args:
         key: the job's.

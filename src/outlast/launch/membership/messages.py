@@ -67,7 +67,7 @@ class Fill(ipc.Message):
 
 
 class Leaving(ipc.Message):
-    """It has had notice."""
+    """The machine has had notice."""
 
 
 class Remains(ipc.Message):
@@ -137,19 +137,19 @@ class Bye(ipc.Message):
 
 
 class Apart(ipc.Message):
-    """It cannot reach ``other``."""
+    """The machine cannot reach ``other``."""
 
     other: str
 
 
 class Together(ipc.Message):
-    """It reaches ``other`` again."""
+    """The machine reaches ``other`` again."""
 
     other: str
 
 
 class Finish(ipc.Message):
-    """The job is to end everywhere."""
+    """A machine asks that the job ends everywhere."""
 
     exit_code: int
     reason: str
@@ -177,7 +177,7 @@ class Referral(ipc.Message):
 
 
 class Halt(ipc.Message):
-    """End your workers (``gentle``: at a step's end) and get ready."""
+    """To an agent: end your workers (``gentle``: at a step's end) and get ready."""
 
     reason: str
     gentle: bool = False
@@ -227,7 +227,7 @@ class GoOn(ipc.Message):
 
 
 class Departs(ipc.Message):
-    """``node`` has had notice; ``goes_on``: enough others stay."""
+    """From the coordinator: ``node`` has had notice; ``goes_on``: enough others stay."""
 
     node: str
     host: str
@@ -235,7 +235,7 @@ class Departs(ipc.Message):
 
 
 class JobEnded(ipc.Message, tag="Over"):
-    """The job is over."""
+    """To an agent: the job is over, on all machines."""
 
     exit_code: int
     reason: str

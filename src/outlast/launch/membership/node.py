@@ -13,12 +13,11 @@ or its process hangs    to it; who reaches nobody seeks anew, which needs storag
 somebody else claimed   workers stop, and the one who did is looked for
 ======================  ===================================================================
 
-Whether the machines of an attempt reach each other, not only the coordinator.
-
-Each machine keeps a connection to some others (all of them in a small job; at distances 1, 2, 4, …
-along the ranks in a large one) that carries nothing. One that breaks or cannot be made is reported,
-and tried again until it can. One that its kernel closed without a word, or refuses, was a process
-that has ended.
+``Mesh`` sees whether the machines of an attempt reach each other, not only the coordinator. Each
+machine keeps a connection to some others (all of them in a small job; at distances 1, 2, 4, … along
+the ranks in a large one) that carries nothing. One that breaks or cannot be made is reported, and
+tried again until it can. One that its kernel closed without a word, or refuses, was a process that
+has ended.
 """
 
 from __future__ import annotations
@@ -180,7 +179,7 @@ _LASTING: Final = (Leaving, Finish)  # of what was said: true for every coordina
 
 
 class Node:
-    """The machine; its public methods are called in the hub's thread.
+    """One machine's part in the membership; its methods are called in the hub's thread.
 
     Args:
         hub: its connections.

@@ -1,21 +1,20 @@
-"""Nobody is known: storage says who coordinates, or has the next number to claim.
+"""Find who coordinates: by storage where nobody is known, else from successor to successor.
 
-Who has claimed the newest number is called. If nobody is reached there, and its counter on storage
+**Nobody is known** (``Search``): storage says who coordinates, or has the next number to claim. Who
+has claimed the newest number is called. If nobody is reached there, and its counter on storage
 stands still, it is believed gone, and the next number is claimed. What that takes
 :mod:`outlast.policy.succession` says: a claim ends the attempt of whoever is reached by all but us.
 
 What can go wrong: a claim that cannot be read (a disk that was full, a torn write) counts by its
 number. Nobody can be called there, so that its counter alone decides.
 
-When the coordinator is gone: from one successor to the next, until one is reached; perhaps it is
-us.
+**The coordinator is gone** (``Inheritance``): from one successor to the next, until one is reached;
+perhaps it is us. A successor that has not noticed yet refers to the one that is gone: it is called
+again for a while. Who reaches nobody seeks anew, which needs storage.
 
-A successor that has not noticed yet refers to the one that is gone: it is called again for a while.
-Who reaches nobody seeks anew, which needs storage.
-
-A successor without a majority waits for the others' turn. Those that stand before it in line are
-called meanwhile: the network may have healed, and each of them may wait as it does. All go back to
-the one that stands first, and none of them goes on alone.
+**No majority** (``WayBack``): a successor without one waits for the others' turn. Those that stand
+before it in line are called meanwhile: the network may have healed, and each of them may wait as it
+does. All go back to the one that stands first, and none of them goes on alone.
 """
 
 from __future__ import annotations

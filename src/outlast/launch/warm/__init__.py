@@ -8,6 +8,11 @@ once, and a worker is a fork of it: some milliseconds.
                          ├─ fork ─ worker 0
                          └─ fork ─ worker 1
 
+``starts``   starts an attempt's workers, warm or cold, and says why they start cold
+``client``   the agent's end: starts the server, follows workers that are not its children
+``server``   the server: imports ahead, forks workers, tells how they have ended
+``imports``  what a script will import, and whether that may be done ahead; whether forking is safe
+
 What a script sees is what it would see in a fresh interpreter: its arguments, environment, working
 directory, descriptors, signals, session, ``__main__`` and search path, random numbers that are its
 own. What is not the same: all workers of one server share its hash seed where PYTHONHASHSEED is

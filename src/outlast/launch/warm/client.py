@@ -95,7 +95,7 @@ Message = Start | Script | Reaped | ServerReady | Started | ForkRefused | Exited
 
 
 class Wire(ipc.FrameSocket):
-    """One end of the connection."""
+    """One end of the connection between an agent and its warm server."""
 
     codec = ipc.Codec(Message, msgspec.msgpack)
     max_bytes = 1 << 28
@@ -118,7 +118,7 @@ class ServerLost(Exception):
 
 
 class NotWaitedFor(Exception):
-    """Whoever waited is to leave."""
+    """The wait for a warm server was ended: whoever waited is to leave."""
 
 
 class StartRefused(Exception):
@@ -126,7 +126,7 @@ class StartRefused(Exception):
 
 
 class WarmServer:
-    """A running server.
+    """A running warm server, as the agent sees it.
 
     To be made in the agent's main thread, which outlives it: the kernel ends it with that thread.
 

@@ -336,7 +336,7 @@ def is_per_worker(name: str) -> bool:
 
 
 def lasting(environ: Mapping[str, str]) -> dict[str, str]:
-    """Those that are the same for all: what a process may have read for good when it started."""
+    """The variables that are the same for all workers: a process may read them once for good."""
     return {name: value for name, value in environ.items() if not is_per_worker(name)}
 
 

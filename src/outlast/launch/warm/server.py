@@ -125,7 +125,7 @@ def _show(command: Sequence[bytes], environ: Mapping[bytes, bytes]) -> None:
 
 
 class ForkRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """What a fork is to be.
+    """What a forked worker is to be.
 
     Attributes:
         worker: as the agent described it.
