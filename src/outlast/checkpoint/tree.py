@@ -44,7 +44,7 @@ _PARTS: Final = "subclass"
 Json = Any
 
 
-class Data(dict[str, Any]):
+class PlainData(dict[str, Any]):
     """What is data as it is, without tensors, and is not changed any more: it is not gone through.
 
     It comes back as a dict.
@@ -52,7 +52,7 @@ class Data(dict[str, Any]):
 
 
 _FACTORIES: Final = {"int": int, "float": float, "list": list, "dict": dict, "set": set}
-_AS_THEY_ARE: Final = frozenset({bool, int, str, type(None), Data})
+_AS_THEY_ARE: Final = frozenset({bool, int, str, type(None), PlainData})
 DTYPE_OF: Final = {
     str(value).removeprefix("torch."): value
     for value in vars(torch).values()

@@ -53,7 +53,7 @@ import numpy.typing as npt
 import torch
 import xxhash
 
-from outlast.checkpoint.tree import Data
+from outlast.checkpoint.tree import PlainData
 from outlast.data.order import ids_at, scramble
 
 PICKED: Final = 256
@@ -389,7 +389,7 @@ class Trail:
         found = self.uncounted()
         return {"number": found["number"], **msgspec.to_builtins(read_record(found))}
 
-    def uncounted(self) -> Data:
+    def uncounted(self) -> PlainData:
         """The same at a tenth of the cost: the newest batches as they are, counted by who reads it.
 
         It takes a quarter of a millisecond to count one batch, or sixteen together.
@@ -411,7 +411,7 @@ class Trail:
                 "ids": [one.told() for one in self._lot],
                 "spans": [[one.first, one.num, one.size] for one in self._lot],
             }
-        return Data(found)
+        return PlainData(found)
 
     def restore(self, state: Mapping[str, Any], others: Iterable[Mapping[str, Any]] = ()) -> None:
         """Go on from what was noted before, and take over the counts of ``others``.

@@ -41,7 +41,7 @@ from outlast.checkpoint.tree import DTYPE_OF, flatten, unflatten
 from outlast.data import random_state
 from outlast.errors import ConfigError
 from outlast.inprocess.divided import local
-from outlast.inprocess.looks import Buffers, Looks, Marks, Rest, Whole, is_equal, of_all
+from outlast.inprocess.looks import Buffers, Looks, Rest, TensorMarks, Whole, is_equal, of_all
 from outlast.script.objects import BoundaryState, Objects
 
 BUFFERS: Final = "buffers"  # in what rank 0 knows alone
@@ -113,7 +113,7 @@ class Moment:
         if self._whole is None:
             return None
         made = copy.copy(self)
-        made.is_aside, made.live, made._marks = True, [], Marks([])
+        made.is_aside, made.live, made._marks = True, [], TensorMarks([])
         tensors = {name: one.detach().clone() for name, one in self.tensors.items()}
         made._whole = Whole(data=self.data, tensors=tensors)
         return made

@@ -2,13 +2,13 @@
 
 The whole state of a large model takes milliseconds to be gone through, and next to all of it (the
 weights, and what the optimizers keep for them) is not copied at a step's end, but looked at: where
-it lies, and its version (``Marks``). So the names are worked out once, and after that a step's end
-takes the tensors from where they were found (``Looks``), copies what is small, and leaves the rest
-of the work to the one step in a million that is interrupted.
+it lies, and its version (``TensorMarks``). So the names are worked out once, and after that a
+step's end takes the tensors from where they were found (``Looks``), copies what is small, and
+leaves the rest of the work to the one step in a million that is interrupted.
 
 In a step of a real job whatever is touched comes from memory: a look at a tensor takes half a
 microsecond, and an optimizer has three for each weight. Their versions rise together, by as much at
-each of its steps. Where that was seen (``_Pace``), one of them is looked at for all; that the
+each of its steps. Where that was seen (``_CommonPace``), one of them is looked at for all; that the
 others are where this one says is seen at a loss. Which tensors there are is looked up each ``DUE``
 steps: at a loss it is compared with what there is then.
 
@@ -20,7 +20,9 @@ Guarantees: what ``Looks.take`` gives, completed by the state of a later moment,
 was then, or it is refused. It is used only for objects of which that was seen to hold: torch's own
 optimizers, models of torch's modules; for all others the whole state is gone through each time.
 What breaks it: writes that go past the version counter (``.data``, NumPy views) to a parameter,
-after a step's end and outside of an optimizer.
+after a step's end and outside of an optimizer. And, once: the step in which a weight first has no
+gradient, if in the step behind it, which is interrupted, the script itself writes to what the
+optimizer keeps for that weight, just as often as the optimizer would have.
 """
 
 from __future__ import annotations
@@ -64,7 +66,7 @@ class Rest(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     live: list[torch.Tensor]
-    marks: Marks
+    marks: TensorMarks
     digest: bytes
     sent: dict[str, torch.Tensor]
     _copies: list[_Copies]
@@ -134,7 +136,7 @@ def of_all(state: BoundaryState) -> Rest:
     parts = list(map(local, live.values()))
     return Rest(
         live=parts,
-        marks=Marks(parts),
+        marks=TensorMarks(parts),
         digest=_digest(_head_of([data, list(is_sent)]), copies),
         sent=is_sent,
         _copies=copies,
@@ -148,7 +150,7 @@ def of_all(state: BoundaryState) -> Rest:
 _address, _version = operator.methodcaller("data_ptr"), operator.attrgetter("_version")
 
 
-class Marks:
+class TensorMarks:
     """Whether tensors are what they were when this was made.
 
     Args:
@@ -156,7 +158,7 @@ class Marks:
         paces: of others, which move together.
     """
 
-    def __init__(self, tensors: list[torch.Tensor], paces: Iterable[_Pace] = ()) -> None:
+    def __init__(self, tensors: list[torch.Tensor], paces: Iterable[_CommonPace] = ()) -> None:
         self._tensors = tensors
         self._seen = self._now()
         self._paces = [(pace, pace.now()) for pace in paces]
@@ -169,7 +171,7 @@ class Marks:
         return [*map(_address, self._tensors), *map(_version, self._tensors)]
 
 
-class _Pace:
+class _CommonPace:
     """Tensors that one optimizer keeps: whether one of them tells the versions of all.
 
     Args:
@@ -236,7 +238,7 @@ class _OptimizerLooks:
         self._num = 0  # of weights for which it keeps something
         self._groups: list[dict[str, Any]] = []  # of settings that can only be replaced
         self._encoded: Any = None
-        self.pace: _Pace | None = None
+        self.pace: _CommonPace | None = None
 
     def look(self) -> list[torch.Tensor] | None:
         """The tensors that it keeps for its weights; None where it keeps others than these."""
@@ -246,7 +248,7 @@ class _OptimizerLooks:
         self._num = len(self._optimizer.state)
         before = [] if self.pace is None else self.pace.tensors
         if len(before) != len(kept) or any(map(operator.is_not, before, kept)):
-            self.pace = _Pace(kept) if kept else None
+            self.pace = _CommonPace(kept) if kept else None
         if self.pace is not None:
             self.pace.look()
         return kept
@@ -308,7 +310,7 @@ class Looks:
         self._others: dict[str, Any] = {}
         self._live: list[torch.Tensor] = []
         self._each: list[torch.Tensor] = []  # of these, whose marks are looked at at each step
-        self._paces: list[_Pace] = []
+        self._paces: list[_CommonPace] = []
         self._due = 0  # steps until it is looked up which tensors there are
         self._told: tuple[Any, Any] = None, None  # what the newest digest was begun with, and that
         self._may = True
@@ -334,7 +336,7 @@ class Looks:
             self._told = told, _head_of(told)
         return Rest(
             live=self._live,
-            marks=Marks(self._each, self._paces),
+            marks=TensorMarks(self._each, self._paces),
             digest=_digest(self._told[1].copy(), copies),
             sent=is_sent,
             _copies=copies,

@@ -193,8 +193,8 @@ def slots_of(job):
 def test_one_of_an_optimizers_tensors_is_looked_at_for_all(monkeypatch, optimizer, options):
     job = Job(optimizer, **options)
     looks = paced(job)
-    seen, look = [], module._Pace.look
-    monkeypatch.setattr(module._Pace, "look", lambda pace: seen.append(look(pace)))
+    seen, look = [], module._CommonPace.look
+    monkeypatch.setattr(module._CommonPace, "look", lambda pace: seen.append(look(pace)))
     for _ in range(2 * module.DUE):
         job.train()
         marks = looks.take().marks
