@@ -396,8 +396,13 @@ class EpochFeed(abc.ABC):
             self.epoch = self._next_epoch = epoch
 
     def leave_epoch(self) -> None:
-        """What is left of this epoch is not handed out: the next batch is the next one's first."""
-        self._end_processes()
+        """What is left of this epoch is not handed out: the next batch is the next one's first.
+
+        Processes that persist live on, and take the next epoch's indices.
+        """
+        if not getattr(self._iterated, "persistent_workers", False):
+            self._end_processes()
+        self._iterator = None
         self._next_epoch = self.epoch + 1
 
     def close(self) -> None:

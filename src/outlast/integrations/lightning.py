@@ -14,6 +14,10 @@ A boundary stands in front of a batch, where the one before it was validated and
 own checkpoints stand within a step; so of its ways back only the one in the midst of an epoch is
 used, and nothing is validated again.
 
+Whenever Lightning saves, Outlast is asked for a checkpoint too. ``fit(ckpt_path=…)`` goes on from
+the job's own where it is as new. ``ckpt_path="last"`` is the newest whole one of a
+``ModelCheckpoint``: Lightning alone takes ``last.ckpt``, which is the one before for a moment.
+
 What can go wrong: means over an epoch of what ``training_step`` logs are those since the resume.
 More than one training dataloader, loaders that are made anew in epochs, and ``dataloader_iter`` are
 refused. A script that uses ``pytorch_lightning`` imports that before this module.
@@ -22,10 +26,13 @@ refused. A script that uses ``pytorch_lightning`` imports that before this modul
 from __future__ import annotations
 
 import contextlib
+import functools
 import importlib
+from pathlib import Path
 from typing import Any
 
 from outlast.errors import ConfigError
+from outlast.integrations import state_file
 from outlast.integrations.lightning_run import (
     NAME,
     EpochLoop,
@@ -34,6 +41,8 @@ from outlast.integrations.lightning_run import (
     LoopCounts,
     Signals,
 )
+from outlast.integrations.trainer_checkpoints import broken_file
+from outlast.ledger.narrator import say
 from outlast.script import excepthook
 from outlast.training.driven import Driven, numbered, open_session
 from outlast.training.session import Session
@@ -75,6 +84,7 @@ class LightningCallback(_pl.Callback):  # type: ignore[misc]
             self._driven.end(is_complete=self._driven.is_used)
             self._driven, self._has_ended = None, True
         self._stack.close()
+        self.session = self._trainer = None  # callbacks are copied between fits
 
     on_fit_end = on_train_end  # where there was nothing to do
 
@@ -82,6 +92,11 @@ class LightningCallback(_pl.Callback):  # type: ignore[misc]
         """The loop is left: an exception, or the exit of a drain."""
         self._driven = None
         self._stack.__exit__(type(exception), exception, exception.__traceback__)
+
+    def on_save_checkpoint(self, trainer: Any, pl_module: Any, checkpoint: Any) -> None:
+        """Lightning saves: neither checkpoint is to be older than the other."""
+        if self._driven is not None and self.session is not None:
+            self.session.save()
 
     # --- for the loops --------------------------------------------------------------------------
 
@@ -94,7 +109,7 @@ class LightningCallback(_pl.Callback):  # type: ignore[misc]
         objects |= numbered("scheduler", (one.scheduler for one in trainer.lr_scheduler_configs))
         if getattr(trainer.precision_plugin, "scaler", None) is not None:
             objects["scaler"] = trainer.precision_plugin.scaler
-        step = trainer.fit_loop.epoch_loop.batch_progress.total.completed
+        step = trainer.fit_loop.epoch_loop.batch_progress.total.processed
         # Who asks for a checkpoint goes on on purpose, be it by another command than the job's.
         resume = {"resume": True} if trainer.ckpt_path else {}
         session = open_session(at_step=step, **{**resume, **self._options}, **objects)
@@ -133,3 +148,26 @@ def _pl_fetcher(trainer: Any) -> Any:
     made: Any = importlib.import_module(f"{NAME}.loops.utilities")
     stages: Any = importlib.import_module(f"{NAME}.trainer.states")
     return made._select_data_fetcher(trainer, stages.RunningStage.TRAINING)
+
+
+def _finding(find: Any) -> Any:
+    @functools.wraps(find)
+    def _find_last_checkpoints(checkpoints: Any, trainer: Any) -> set[str]:
+        found: set[str] = find(checkpoints, trainer)
+        if not any(isinstance(one, LightningCallback) for one in trainer.callbacks):
+            return found
+        places = {Path(one).parent for one in found}
+        places |= {Path(checkpoints.dirpath)} if checkpoints.dirpath else set()
+        every = [one for place in places for one in place.glob("*.ckpt")]
+        for one in sorted(every, key=lambda one: one.stat().st_mtime, reverse=True):
+            why_not = "" if state_file.is_one(one) else broken_file(one)
+            if not why_not:
+                return {str(one)}
+            say(f"{one} is not whole ({why_not}): it is passed over")
+        return found - {str(one) for one in every}  # in an object store
+
+    return _find_last_checkpoints
+
+
+_checkpoint: Any = importlib.import_module(f"{NAME}.callbacks").ModelCheckpoint
+_checkpoint._find_last_checkpoints = _finding(_checkpoint._find_last_checkpoints)

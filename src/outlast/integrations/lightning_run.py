@@ -116,7 +116,9 @@ class EpochLoop:
         # It stands where it stood. From here on it is as one that was never left: what asks for
         # ``restarting`` would leave out what Lightning's own checkpoints have not behind them.
         mine: Any = self
-        mine.trainer.fit_loop.restarting = False
+        session = mine.outlast_callback.session
+        if session is not None and session.resumed:
+            mine.trainer.fit_loop.restarting = False
 
 
 class Signals:
