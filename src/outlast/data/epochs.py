@@ -413,8 +413,9 @@ class EpochFeed(abc.ABC):
         iterator, self._iterator = self._iterator, None
         shield.shut_down(iterator)
         if isinstance(self._iterated, torch.utils.data.DataLoader):
-            shield.shut_down(self._iterated._iterator)  # persistent ones, between two epochs
-            self._iterated._iterator = None
+            lasting, self._iterated._iterator = self._iterated._iterator, None
+            if lasting is not iterator:  # of persistent ones, between two epochs
+                shield.shut_down(lasting)
 
 
 class ReplayFeed(EpochFeed):

@@ -61,21 +61,24 @@ class LightningCallback(_pl.Callback):  # type: ignore[misc]
 
     def __init__(self, **options: Any) -> None:
         self._options = options
-        self._trainer: Any = None
         self._stack = contextlib.ExitStack()
         self._driven: Driven | None = None
         self.session: Session | None = None
         self._has_ended = False
 
+    def __getstate__(self) -> dict[str, Any]:
+        """Callbacks are copied, and pickled with their trainer; a fit under way is this one's."""
+        return {**vars(self), "_stack": contextlib.ExitStack(), "_driven": None, "session": None}
+
     def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
-        """The loops ask for what is theirs alone here."""
+        """The loops ask for what is theirs alone here, until the fit is over."""
         if stage != "fit":
             return
-        self._trainer = trainer
         loop, signals = trainer.fit_loop, trainer._signal_connector
         for one, mixin in ((loop, FitLoop), (loop.epoch_loop, EpochLoop), (signals, Signals)):
             if not isinstance(one, mixin):
                 kind = type(one)
+                self._stack.callback(setattr, one, "__class__", kind)
                 one.__class__ = type(kind.__name__, (mixin, kind), {"outlast_callback": self})
 
     def on_train_end(self, trainer: Any, pl_module: Any) -> None:
@@ -84,7 +87,6 @@ class LightningCallback(_pl.Callback):  # type: ignore[misc]
             self._driven.end(is_complete=self._driven.is_used)
             self._driven, self._has_ended = None, True
         self._stack.close()
-        self.session = self._trainer = None  # callbacks are copied between fits
 
     on_fit_end = on_train_end  # where there was nothing to do
 
@@ -100,11 +102,16 @@ class LightningCallback(_pl.Callback):  # type: ignore[misc]
 
     # --- for the loops --------------------------------------------------------------------------
 
-    def drive(self, loaders: list[Any]) -> list[Any]:
-        """Open the session over what the Trainer has made; what it is to iterate."""
-        trainer = self._trainer
+    def drive(self, trainer: Any, combined: Any) -> None:
+        """Open the session over what the Trainer has made, and put it in front of its loader.
+
+        Args:
+            trainer: is about to enter its loop.
+            combined: its ``CombinedLoader``.
+        """
+        loaders = combined.flattened
         with excepthook.one_line_errors():
-            self._refuse(loaders)
+            self._refuse(trainer, loaders)
         objects = {"model": trainer.lightning_module, **numbered("optimizer", trainer.optimizers)}
         objects |= numbered("scheduler", (one.scheduler for one in trainer.lr_scheduler_configs))
         if getattr(trainer.precision_plugin, "scaler", None) is not None:
@@ -117,10 +124,10 @@ class LightningCallback(_pl.Callback):  # type: ignore[misc]
         self._driven = Driven(session, loaders[0], LoopCounts(trainer))
         self._stack.callback(self._driven.close)
         self._driven.begin()
-        return [FitBatches(loaders[0], self._driven, trainer)]
+        self._stack.callback(setattr, combined, "flattened", loaders)
+        combined.flattened = [FitBatches(loaders[0], self._driven, trainer)]
 
-    def _refuse(self, loaders: list[Any]) -> None:
-        trainer = self._trainer
+    def _refuse(self, trainer: Any, loaders: list[Any]) -> None:
         if len(loaders) != 1:
             raise ConfigError(
                 "LightningCallback keeps the place in one training dataloader, not in "
@@ -154,7 +161,8 @@ def _finding(find: Any) -> Any:
     @functools.wraps(find)
     def _find_last_checkpoints(checkpoints: Any, trainer: Any) -> set[str]:
         found: set[str] = find(checkpoints, trainer)
-        if not any(isinstance(one, LightningCallback) for one in trainer.callbacks):
+        is_ours = any(isinstance(one, LightningCallback) for one in trainer.callbacks)
+        if not is_ours or trainer.state.fn != "fit":
             return found
         places = {Path(one).parent for one in found}
         places |= {Path(checkpoints.dirpath)} if checkpoints.dirpath else set()
@@ -164,7 +172,7 @@ def _finding(find: Any) -> Any:
             if not why_not:
                 return {str(one)}
             say(f"{one} is not whole ({why_not}): it is passed over")
-        return found - {str(one) for one in every}  # in an object store
+        return found  # in an object store, or for Lightning's own error
 
     return _find_last_checkpoints
 

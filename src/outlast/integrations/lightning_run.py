@@ -101,9 +101,8 @@ class FitLoop:
     def _load_combined_loader_states(self) -> None:
         kept: Any = super()
         kept._load_combined_loader_states()
-        loaders: Any = vars(self)["_combined_loader"]
         if self._is_driven:
-            loaders.flattened = self.outlast_callback.drive(loaders.flattened)
+            self.outlast_callback.drive(self.trainer, vars(self)["_combined_loader"])
 
 
 class EpochLoop:

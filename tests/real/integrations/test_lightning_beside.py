@@ -5,6 +5,7 @@ All in this process. A run dies by an exception in front of a batch: nothing mor
 
 import copy
 import os
+import pickle
 
 import lightning.pytorch as pl
 import pytest
@@ -17,7 +18,6 @@ from outlast.ledger.file import read_events
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # Lightning's advice
 EPOCH = 6  # batches
-EVERY = 2  # steps
 
 
 class DiedError(Exception):
@@ -25,17 +25,23 @@ class DiedError(Exception):
 
 
 class Dies(pl.Callback):
-    """In front of the batch behind ``step``; checkpoints of ``job`` have been waited for."""
+    """In front of the batch behind ``step``, or later, once a save of ``ours`` is committed."""
 
-    def __init__(self, step, job=None):
-        self.step, self.job = step, job
+    def __init__(self, step, ours=None):
+        self.step, self.ours, self.pending = step, ours, None
 
     def on_train_batch_start(self, trainer, *_):
-        step = trainer.global_step
-        if self.job is not None:
-            until(lambda: newest(self.job) >= step - step % EVERY, "the commit")
-        if step == self.step:
-            raise DiedError
+        if trainer.global_step < self.step:
+            return
+        if self.ours is not None:
+            session = self.ours.session
+            if self.pending is None:
+                self.pending = session.save()
+                until(lambda: self.pending.step is not None, "the decision")
+            if session.step < self.pending.step:
+                return
+            assert self.pending.wait(60)
+        raise DiedError
 
 
 class Net(pl.LightningModule):
@@ -98,7 +104,7 @@ def job(tmp_path, monkeypatch):
 
 
 def ours(job):
-    return LightningCallback(dir=job, every=f"{EVERY} steps")
+    return LightningCallback(dir=job, every="1 h")
 
 
 @pytest.mark.parametrize("batches", [EPOCH, EPOCH - 2])
@@ -107,17 +113,26 @@ def test_processes_that_persist_live_from_epoch_to_epoch(tmp_path, job, batches)
     given = {"processes": 1, "limit_train_batches": batches}
     _, calm = fit(tmp_path, ours(tmp_path / "calm"), **given)
     assert len({pid for *_, pid in calm.seen}) == 1
-    fit(tmp_path, ours(job), Dies(batches + 3, job), **given)
+    dying = ours(job)
+    fit(tmp_path, dying, Dies(batches + 1, dying), **given)
     _, resumed = fit(tmp_path, ours(job), **given)
     found = [place for *place, _ in resumed.seen]
     assert found == [place for *place, _ in calm.seen][-len(found) :]
-    assert batches < len(found) < 2 * batches  # in the midst of the second epoch
+    assert batches < len(found) < 2 * batches  # from the midst of the second epoch on
 
 
-def test_the_callback_can_be_copied_behind_a_fit(tmp_path, job):
-    callback = ours(job)
-    fit(tmp_path, callback)
-    assert not copy.deepcopy(callback).session
+class Copies(pl.Callback):
+    def on_train_batch_start(self, trainer, *_):
+        self.copied = copy.deepcopy([one for one in trainer.callbacks if one is not self])
+
+
+def test_callbacks_are_copied_within_a_fit_and_the_trainer_is_pickled_behind_it(tmp_path, job):
+    copies, callback = Copies(), ours(job)
+    trainer, _ = fit(tmp_path, copies, callback)
+    assert callback.session is not None
+    assert [one.session for one in copies.copied if isinstance(one, LightningCallback)] == [None]
+    again = pickle.loads(pickle.dumps(trainer))  # as torch.save(trainer) does
+    assert again.global_step == 3 * EPOCH
 
 
 def test_the_newest_checkpoint_is_gone_on_from_whoever_has_written_it(tmp_path, job, capfd, caplog):
@@ -137,10 +152,13 @@ def test_the_newest_checkpoint_is_gone_on_from_whoever_has_written_it(tmp_path, 
     assert not found.seen
     assert "resumed from step 18" in capfd.readouterr().err
     short = tmp_path / "short"
-    fit(tmp_path, ours(short), Dies(5, short), **plain)
+    dying = ours(short)
+    fit(tmp_path, dying, Dies(3, dying), **plain)
+    older = newest(short)
+    assert 0 < older < 10
     _, found = fit(tmp_path, ours(short), ckpt_path=tmp_path / "step=10.ckpt", **plain)
     assert found.seen[0][1] == 10
-    assert "up to step 4, are older than step 10" in caplog.text
+    assert f"up to step {older}, are older than step 10" in caplog.text
     assert newest(short) == 18
 
 
