@@ -1,6 +1,7 @@
 """A session in this very process: what it refuses, and what it leaves in the ledger."""
 
 import contextlib
+import os
 import threading
 import time
 
@@ -50,6 +51,17 @@ def test_a_save_asked_for_outside_of_the_loop_is_the_final_one(job):
             pending.wait()
     assert pending.wait(0)
     assert pending.step == 3
+
+
+def test_what_trackers_read_goes_with_the_session(job, monkeypatch):
+    """What comes behind it in this process is no part of the job's run."""
+    monkeypatch.setenv("WANDB_RESUME", "must")
+    before = dict(os.environ)
+    with outlast.session(model=torch.nn.Linear(2, 1), dir=job) as session:
+        assert os.environ["WANDB_RUN_ID"] == os.environ["OUTLAST_RUN_ID"]
+        for _ in session.steps([0], epochs=1):
+            pass
+    assert dict(os.environ) == before
 
 
 def test_misuse_is_named(job):

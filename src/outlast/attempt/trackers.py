@@ -42,7 +42,7 @@ class _Runs(msgspec.Struct, kw_only=True):
 
 def export(
     job: str, directory: Path, rank: int, environ: MutableMapping[str, str] = os.environ
-) -> None:
+) -> set[str]:
     """Set what trackers read, before a script asks them for a run.
 
     Args:
@@ -50,8 +50,13 @@ def export(
         directory: the job's directory.
         rank: of this worker. Where every rank logs, each has a run of its own, as without us.
         environ: the environment to set it in.
+
+    Returns:
+        The names that are new there: what comes behind the job in the same process, a notebook
+        say, is no part of its run.
     """
     _forget_another(job, environ)
+    before = set(environ)
     run = f"outlast-{job}" if rank == 0 else f"outlast-{job}-{rank}"
     environ.setdefault(RUN_VARIABLE, run)
     environ.setdefault(TENSORBOARD_VARIABLE, str(directory / "tensorboard"))
@@ -61,6 +66,7 @@ def export(
     known = _read(directory).mlflow
     if rank == 0 and known and "MLFLOW_RUN_ID" not in environ:
         environ["MLFLOW_RUN_ID"] = environ[_MLFLOW_MARK] = known
+    return set(environ) - before
 
 
 def _forget_another(job: str, environ: MutableMapping[str, str]) -> None:

@@ -396,8 +396,13 @@ class EpochFeed(abc.ABC):
             self.epoch = self._next_epoch = epoch
 
     def leave_epoch(self) -> None:
-        """What is left of this epoch is not handed out: the next batch is the next one's first."""
-        self._end_processes()
+        """What is left of this epoch is not handed out: the next batch is the next one's first.
+
+        Processes that persist live on, and take the next epoch's indices.
+        """
+        if not getattr(self._iterated, "persistent_workers", False):
+            self._end_processes()
+        self._iterator = None
         self._next_epoch = self.epoch + 1
 
     def close(self) -> None:
@@ -408,8 +413,9 @@ class EpochFeed(abc.ABC):
         iterator, self._iterator = self._iterator, None
         shield.shut_down(iterator)
         if isinstance(self._iterated, torch.utils.data.DataLoader):
-            shield.shut_down(self._iterated._iterator)  # persistent ones, between two epochs
-            self._iterated._iterator = None
+            lasting, self._iterated._iterator = self._iterated._iterator, None
+            if lasting is not iterator:  # of persistent ones, between two epochs
+                shield.shut_down(lasting)
 
 
 class ReplayFeed(EpochFeed):

@@ -14,6 +14,10 @@ A boundary stands in front of a batch, where the one before it was validated and
 own checkpoints stand within a step; so of its ways back only the one in the midst of an epoch is
 used, and nothing is validated again.
 
+Whenever Lightning saves, Outlast is asked for a checkpoint too. ``fit(ckpt_path=…)`` goes on from
+the job's own where it is as new. ``ckpt_path="last"`` is the newest whole one of a
+``ModelCheckpoint``: Lightning alone takes ``last.ckpt``, which is the one before for a moment.
+
 What can go wrong: means over an epoch of what ``training_step`` logs are those since the resume.
 More than one training dataloader, loaders that are made anew in epochs, and ``dataloader_iter`` are
 refused. A script that uses ``pytorch_lightning`` imports that before this module.
@@ -22,10 +26,13 @@ refused. A script that uses ``pytorch_lightning`` imports that before this modul
 from __future__ import annotations
 
 import contextlib
+import functools
 import importlib
+from pathlib import Path
 from typing import Any
 
 from outlast.errors import ConfigError
+from outlast.integrations import state_file
 from outlast.integrations.lightning_run import (
     NAME,
     EpochLoop,
@@ -34,6 +41,8 @@ from outlast.integrations.lightning_run import (
     LoopCounts,
     Signals,
 )
+from outlast.integrations.trainer_checkpoints import broken_file
+from outlast.ledger.narrator import say
 from outlast.script import excepthook
 from outlast.training.driven import Driven, numbered, open_session
 from outlast.training.session import Session
@@ -52,21 +61,24 @@ class LightningCallback(_pl.Callback):  # type: ignore[misc]
 
     def __init__(self, **options: Any) -> None:
         self._options = options
-        self._trainer: Any = None
         self._stack = contextlib.ExitStack()
         self._driven: Driven | None = None
         self.session: Session | None = None
         self._has_ended = False
 
+    def __getstate__(self) -> dict[str, Any]:
+        """Callbacks are copied, and pickled with their trainer; a fit under way is this one's."""
+        return {**vars(self), "_stack": contextlib.ExitStack(), "_driven": None, "session": None}
+
     def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
-        """The loops ask for what is theirs alone here."""
+        """The loops ask for what is theirs alone here, until the fit is over."""
         if stage != "fit":
             return
-        self._trainer = trainer
         loop, signals = trainer.fit_loop, trainer._signal_connector
         for one, mixin in ((loop, FitLoop), (loop.epoch_loop, EpochLoop), (signals, Signals)):
             if not isinstance(one, mixin):
                 kind = type(one)
+                self._stack.callback(setattr, one, "__class__", kind)
                 one.__class__ = type(kind.__name__, (mixin, kind), {"outlast_callback": self})
 
     def on_train_end(self, trainer: Any, pl_module: Any) -> None:
@@ -83,18 +95,28 @@ class LightningCallback(_pl.Callback):  # type: ignore[misc]
         self._driven = None
         self._stack.__exit__(type(exception), exception, exception.__traceback__)
 
+    def on_save_checkpoint(self, trainer: Any, pl_module: Any, checkpoint: Any) -> None:
+        """Lightning saves: neither checkpoint is to be older than the other."""
+        if self._driven is not None and self.session is not None:
+            self.session.save()
+
     # --- for the loops --------------------------------------------------------------------------
 
-    def drive(self, loaders: list[Any]) -> list[Any]:
-        """Open the session over what the Trainer has made; what it is to iterate."""
-        trainer = self._trainer
+    def drive(self, trainer: Any, combined: Any) -> None:
+        """Open the session over what the Trainer has made, and put it in front of its loader.
+
+        Args:
+            trainer: is about to enter its loop.
+            combined: its ``CombinedLoader``.
+        """
+        loaders = combined.flattened
         with excepthook.one_line_errors():
-            self._refuse(loaders)
+            self._refuse(trainer, loaders)
         objects = {"model": trainer.lightning_module, **numbered("optimizer", trainer.optimizers)}
         objects |= numbered("scheduler", (one.scheduler for one in trainer.lr_scheduler_configs))
         if getattr(trainer.precision_plugin, "scaler", None) is not None:
             objects["scaler"] = trainer.precision_plugin.scaler
-        step = trainer.fit_loop.epoch_loop.batch_progress.total.completed
+        step = trainer.fit_loop.epoch_loop.batch_progress.total.processed
         # Who asks for a checkpoint goes on on purpose, be it by another command than the job's.
         resume = {"resume": True} if trainer.ckpt_path else {}
         session = open_session(at_step=step, **{**resume, **self._options}, **objects)
@@ -102,10 +124,10 @@ class LightningCallback(_pl.Callback):  # type: ignore[misc]
         self._driven = Driven(session, loaders[0], LoopCounts(trainer))
         self._stack.callback(self._driven.close)
         self._driven.begin()
-        return [FitBatches(loaders[0], self._driven, trainer)]
+        self._stack.callback(setattr, combined, "flattened", loaders)
+        combined.flattened = [FitBatches(loaders[0], self._driven, trainer)]
 
-    def _refuse(self, loaders: list[Any]) -> None:
-        trainer = self._trainer
+    def _refuse(self, trainer: Any, loaders: list[Any]) -> None:
         if len(loaders) != 1:
             raise ConfigError(
                 "LightningCallback keeps the place in one training dataloader, not in "
@@ -133,3 +155,27 @@ def _pl_fetcher(trainer: Any) -> Any:
     made: Any = importlib.import_module(f"{NAME}.loops.utilities")
     stages: Any = importlib.import_module(f"{NAME}.trainer.states")
     return made._select_data_fetcher(trainer, stages.RunningStage.TRAINING)
+
+
+def _finding(find: Any) -> Any:
+    @functools.wraps(find)
+    def _find_last_checkpoints(checkpoints: Any, trainer: Any) -> set[str]:
+        found: set[str] = find(checkpoints, trainer)
+        is_ours = any(isinstance(one, LightningCallback) for one in trainer.callbacks)
+        if not is_ours or trainer.state.fn != "fit":
+            return found
+        places = {Path(one).parent for one in found}
+        places |= {Path(checkpoints.dirpath)} if checkpoints.dirpath else set()
+        every = [one for place in places for one in place.glob("*.ckpt")]
+        for one in sorted(every, key=lambda one: one.stat().st_mtime, reverse=True):
+            why_not = "" if state_file.is_one(one) else broken_file(one)
+            if not why_not:
+                return {str(one)}
+            say(f"{one} is not whole ({why_not}): it is passed over")
+        return found  # in an object store, or for Lightning's own error
+
+    return _find_last_checkpoints
+
+
+_checkpoint: Any = importlib.import_module(f"{NAME}.callbacks").ModelCheckpoint
+_checkpoint._find_last_checkpoints = _finding(_checkpoint._find_last_checkpoints)

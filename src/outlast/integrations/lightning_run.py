@@ -101,9 +101,8 @@ class FitLoop:
     def _load_combined_loader_states(self) -> None:
         kept: Any = super()
         kept._load_combined_loader_states()
-        loaders: Any = vars(self)["_combined_loader"]
         if self._is_driven:
-            loaders.flattened = self.outlast_callback.drive(loaders.flattened)
+            self.outlast_callback.drive(self.trainer, vars(self)["_combined_loader"])
 
 
 class EpochLoop:
@@ -116,7 +115,9 @@ class EpochLoop:
         # It stands where it stood. From here on it is as one that was never left: what asks for
         # ``restarting`` would leave out what Lightning's own checkpoints have not behind them.
         mine: Any = self
-        mine.trainer.fit_loop.restarting = False
+        session = mine.outlast_callback.session
+        if session is not None and session.resumed:
+            mine.trainer.fit_loop.restarting = False
 
 
 class Signals:

@@ -246,13 +246,16 @@ def _left_out(event: Event) -> str:
 
 def _resumed(event: Event) -> str:
     skipped = event.get("skipped") or []
-    if not event.get("step") and not skipped:
+    step, origin = event.get("step"), event.get("source")
+    if not step and not skipped:
         return "no checkpoint yet: starting at step 0"
     lines = [f"step {one['step']} is not valid: {one['reason']}" for one in skipped]
-    origin = str(event.get("source") or "")
+    if origin == "":
+        return "; ".join([*lines, f"going on at step {step}, from the framework's own checkpoint"])
+    origin = str(origin)
     where = f" ({origin})" if origin.startswith("from ") else ""
     took = f"{event.get('read_s', 0.0):.2f} s"
-    lines.append(f"resumed from step {event.get('step')} in {took}{where}")
+    lines.append(f"resumed from step {step} in {took}{where}")
     return "; ".join(lines)
 
 

@@ -190,7 +190,7 @@ class AttemptBooks:
                 "leave dir out of outlast.session(), or give the same to outlast run --dir"
             )
         self.job = open_job(settings.dir, settings)
-        trackers.export(self.job.id, settings.dir, self.link.rank)
+        self._exported = trackers.export(self.job.id, settings.dir, self.link.rank)
         self._keeps = self.link.rank == 0 and not self.under_agent
         self._narrator: Narrator | None = None
         self.grace_check = GraceCheck(settings)
@@ -199,6 +199,7 @@ class AttemptBooks:
         self.samples: Samples
         self._data_word = b""
         self._undo = contextlib.ExitStack()
+        self._undo.callback(self._forget)
         with self.or_given_back():
             self._claim()
 
@@ -266,12 +267,17 @@ class AttemptBooks:
         if self._keeps and not (term is not None and term.overtaken):
             self.ledger.append("job_finished", exit_code=exit_code, reason="")
         self.ledger.close()
+        self._forget()
         if term is not None:
             term.close(exit_code)
         if self._narrator is not None:
             self._narrator.stop()
         if self._lock is not None:
             self._lock.release()
+
+    def _forget(self) -> None:
+        for name in self._exported:
+            os.environ.pop(name, None)
 
     def raise_if_overtaken(self) -> None:
         """At a boundary: another attempt of this job was begun, and this one must end.

@@ -40,11 +40,12 @@ def open_session(*, at_step: int, **given: Any) -> Session:
     """As :func:`outlast.session`, for a loop that a framework runs.
 
     Args:
-        at_step: steps that the framework has done already, where the job has no checkpoint.
+        at_step: steps that the framework has done already, by a checkpoint of its own. One of the
+            job's is gone on from where it is as new, or newer.
         **given: for :func:`outlast.session`.
     """
     session = opening.session(**given)
-    session.cannot_repeat, session.step = NO_REPEAT, at_step
+    session.cannot_repeat, session.begins_at = NO_REPEAT, at_step
     return session
 
 

@@ -94,11 +94,17 @@ class Candidates:
     Args:
         places: where checkpoints may lie.
         promised: saves that the ledger says were committed.
+        begins_at: where a framework's own checkpoint stands that is loaded already, 0 for none.
+            The job's are passed by where they are older.
     """
 
-    def __init__(self, places: Sequence[Place], promised: Collection[SaveName]) -> None:
+    def __init__(
+        self, places: Sequence[Place], promised: Collection[SaveName], begins_at: int = 0
+    ) -> None:
         self._where = " and ".join(place.storage.describe() for place in places)
-        self._promised = promised
+        self._begins_at = begins_at
+        self._promised = {save for save in promised if save.step >= begins_at}
+        self._older = {save.step for save in promised if save.step < begins_at}
         self._failure = ""
         self._notes: list[str] = []
         self._skipped: list[Skipped] = []
@@ -134,6 +140,14 @@ class Candidates:
                 storage=f"{self._failure}; run the same command again once it can be, or start "
                 "anew with another --dir"
             )
+        if self._begins_at:
+            notes = [*self._notes]
+            if self._older:
+                notes.append(
+                    f"this job's own checkpoints, up to step {max(self._older)}, are older than "
+                    f"step {self._begins_at}, from which the framework goes on: they are passed by"
+                )
+            return Proposal(skipped=self._skipped, notes=notes)
         if not self._saves and not self._promised:
             return Proposal(notes=[*self._notes, *self._others()])
         reasons = [f"step {skipped.step}: {skipped.reason}" for skipped in self._skipped]
@@ -192,7 +206,8 @@ class Candidates:
         for place in places:
             try:
                 found = set(find_saves(place.storage).committed)
-                self._saves |= found
+                self._older |= {save.step for save in found if save.step < self._begins_at}
+                self._saves |= {save for save in found if save.step >= self._begins_at}
                 self._stored |= found if not place.in_memory else set()
             except OSError as error:
                 where = place.storage.describe()
@@ -224,7 +239,7 @@ class ResumeOutcome(msgspec.Struct, frozen=True, kw_only=True):
     """What a resume came to.
 
     Attributes:
-        step: completed steps to go on from; 0 on a first start.
+        step: completed steps to go on from; on a first start 0, or where a framework stands.
         loaded: the state, or None on a first start.
         committed: the newest step up to there that storage has; less than ``step`` where the state
             came from the machines' memory alone.
@@ -286,6 +301,7 @@ def find(
     promised: Collection[SaveName],
     check: Callable[[Checkpoint], Restore | None],
     *,
+    begins_at: int = 0,
     on_damaged: OnDamaged = ignore,
     on_repaired: OnRepaired = ignore,
 ) -> ResumeOutcome:
@@ -297,6 +313,8 @@ def find(
         promised: saves that the ledger says were committed (rank 0 needs them).
         check: says what this rank takes from a checkpoint, or raises StateMismatch when that does
             not fit; None stands for everything in the small state.
+        begins_at: the step of a framework's own checkpoint, which is gone on from where the job
+            has no valid one that is as new; 0 for none.
         on_damaged: told (step, file, place, reason) of what is wrong where the step is.
         on_repaired: told (step, file, place) of what was mended, once all ranks have read.
 
@@ -307,7 +325,7 @@ def find(
     """
     start_s = time.monotonic()
     places = as_places(where)
-    search = Candidates(places, promised) if link.rank == 0 else None
+    search = Candidates(places, promised, begins_at) if link.rank == 0 else None
     trial: _Trial | None = None
     number = 0
     while True:
@@ -316,7 +334,11 @@ def find(
             read_s = time.monotonic() - start_s
             _say(proposal.notes, link.rank)
             return ResumeOutcome(
-                step=0, loaded=None, skipped=[], read_s=read_s, notes=proposal.notes
+                step=begins_at,
+                loaded=None,
+                skipped=proposal.skipped,
+                read_s=read_s,
+                notes=proposal.notes,
             )
         save = named(proposal.save)
         if trial is None or trial.save != save:
@@ -576,8 +598,13 @@ class Sources:
             self._books.ledger.append("resumed", **found.fields(self._link.world_size))
         return found
 
-    def resume(self, check: Callable[[Checkpoint], Restore]) -> ResumeOutcome:
-        """Find the newest valid checkpoint, with the other ranks, and put it into the ledger."""
+    def resume(self, check: Callable[[Checkpoint], Restore], begins_at: int = 0) -> ResumeOutcome:
+        """Find the newest valid checkpoint, with the other ranks, and put it into the ledger.
+
+        Args:
+            check: as of :func:`find`.
+            begins_at: likewise.
+        """
         self._engine.line.start()
         if any(tier.kind == "object" for tier in self._books.settings.tiers):
             self._engine.line.wait_until_ready(needed=True)  # it alone may ask an object store
@@ -587,13 +614,14 @@ class Sources:
             self._link,
             self._books.promised,
             check,
+            begins_at=begins_at,
             on_damaged=self._damaged,
             on_repaired=self._repaired,
         )
         self._engine.line.wait_until_ready()
         self._engine.line.reject(tuple(one.save for one in outcome.skipped if one.save))
         self._engine.committed_step = outcome.committed
-        if outcome.committed < outcome.step:
+        if outcome.loaded is not None and outcome.committed < outcome.step:
             self._turns.repeat("no storage has what was resumed from")
         if self._link.rank == 0:
             source = outcome.loaded.manifest.world_size if outcome.loaded else None

@@ -71,9 +71,11 @@ class Session:
         resumed: whether this run went on from a checkpoint.
         cannot_repeat: why the loop's body cannot be asked to run a step again; "" if it can.
         adapted: gives what is iterated in place of a loader, where a framework has made it.
+        begins_at: where a framework's own checkpoint stands that is loaded already; 0 for none.
     """
 
     cannot_repeat = ""
+    begins_at = 0
     adapted: Callable[[Iterable[Any]], Iterable[Any]] = staticmethod(lambda loader: loader)
 
     def __init__(
@@ -196,7 +198,7 @@ class Session:
             own_of, saved_by = regained.own_of, regained.world_size
             again = held(self._objects, regained.state)
         else:
-            loaded = self._on.sources.resume(self._objects.check).loaded
+            loaded = self._on.sources.resume(self._objects.check, self.begins_at).loaded
             if loaded is None:
                 if self._on.sources.others_live:
                     raise NotInProcess(FROM_NOTHING)
@@ -228,7 +230,8 @@ class Session:
         self._on.afresh.restored(once_more, self.step, is_whole=not self._position.is_first)
 
     def _begin(self) -> None:
-        """The job has no checkpoint of its own."""
+        """The job has no checkpoint of its own that is new enough."""
+        self.step = self.begins_at
         if self._initial.paths:
             origins = self._initial.start(self._on.link)
             self._saving.origins = [msgspec.to_builtins(one) for one in origins]

@@ -53,15 +53,18 @@ def test_killed_and_drained_on_a_gpu_it_is_the_same_run(floor, tmp_path, kind):
 def test_of_its_own_checkpoints_the_newest_whole_one_is_gone_on_from(floor, tmp_path):
     wanted = calm(floor, tmp_path, SCRIPT)
     job = Job(tmp_path / "job")
-    killed = floor.warm(SCRIPT, job.records, "--plain", "--die", 30, *SAVES, env=ENV)
-    assert killed.wait() == -signal.SIGKILL, killed.text
+    env = {**ENV, "OUTLAST_DIR": job.directory}
+    for died in (["--die", 7], ["--plain", "--die", 30]):  # the job's own are older then
+        killed = floor.warm(SCRIPT, job.records, *died, *SAVES, env=env)
+        assert killed.wait() == -signal.SIGKILL, killed.text
+    assert 0 < job.newest() < 24
     torn = job.records / "trainer" / "checkpoint-28"
     with (torn / "model.safetensors").open("r+b") as file:
         file.truncate(1000)
     assert "model.safetensors" in broken(torn)
-    env = {**ENV, "OUTLAST_DIR": job.directory}
     going_on = floor.warm(SCRIPT, job.records, "--resume", *SAVES, env=env)
     assert going_on.wait() == 0, going_on.text
+    assert "are older than step 24" in going_on.err
     assert "checkpoint-28 is not whole" in going_on.err
     assert "checkpoint-24, at step 24" in going_on.err
     assert result(job.records)[0] == wanted[0], going_on.text

@@ -120,3 +120,9 @@ def test_what_somebody_has_set_is_not_forgotten_with_the_rank():
     before = dict(environ)
     trackers.forget_rank(environ)
     assert environ == before
+
+
+def test_what_is_new_in_the_environment_is_told(tmp_path):
+    environ = {"WANDB_RUN_ID": "mine"}
+    assert trackers.export("j0b", tmp_path, 0, environ) == environ.keys() - {"WANDB_RUN_ID"}
+    assert trackers.export("j0b", tmp_path, 0, environ) == set()  # as in a worker of our agent

@@ -44,6 +44,10 @@ def event(name, *, rank=None, attempt=1, on=socket.gethostname(), **fields):  # 
         (event("resumed", step=0, skipped=[]), "no checkpoint yet: starting at step 0"),
         (event("resumed", step=200, read_s=0.123), "resumed from step 200 in 0.12 s"),
         (
+            event("resumed", step=200, source="", skipped=[]),
+            "going on at step 200, from the framework's own checkpoint",
+        ),
+        (
             event("resumed", step=200, read_s=1, skipped=[{"step": 300, "reason": "x is missing"}]),
             "step 300 is not valid: x is missing; resumed from step 200 in 1.00 s",
         ),

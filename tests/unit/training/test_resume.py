@@ -31,13 +31,13 @@ def save(path, step, world_size=2, **fields):
     write(Directory(path), states, step, **fields)
 
 
-def find(path, world_size=2, *, promised=(), check=fine, storages=None, only=None):
+def find(path, world_size=2, *, promised=(), check=fine, storages=None, only=None, begins_at=0):
     storages = storages or [Directory(path)] * world_size
 
     def act(link):
         mine = check[link.rank] if isinstance(check, list) else check
         given = saves(*promised) if link.rank == 0 else ()
-        return resume.find(storages[link.rank], link, given, mine)
+        return resume.find(storages[link.rank], link, given, mine, begins_at=begins_at)
 
     return on_ranks(world_size, act, hub=Hub(world_size), only=only)
 
@@ -108,6 +108,25 @@ def test_several_are_passed_over_newest_first(tmp_path):
             (400, "rank-00001.json is missing"),
             (300, "rank-00000.json does not match its checksum (block 0 of 1)"),
         ]
+
+
+@pytest.mark.parametrize(("begins_at", "wanted"), [(0, 200), (200, 200), (201, 201)])
+def test_what_is_older_than_a_frameworks_own_checkpoint_is_passed_by(tmp_path, begins_at, wanted):
+    for step in (100, 200):
+        save(tmp_path, step)
+    for outcome in find(tmp_path, promised=[100, 200], begins_at=begins_at):
+        assert outcome.step == wanted
+        assert (outcome.loaded is None) == (wanted == 201)
+        assert ("up to step 200" in " ".join(outcome.notes)) == (wanted == 201)
+
+
+def test_of_damaged_ones_a_frameworks_own_checkpoint_is_gone_on_from(tmp_path):
+    save(tmp_path, 100)
+    save(tmp_path, 300)
+    damage(tmp_path, 300, "rank-00001.json")
+    for outcome in find(tmp_path, promised=[300], begins_at=200):
+        assert (outcome.step, outcome.loaded) == (200, None)
+        assert [one.step for one in outcome.skipped] == [300]
 
 
 def test_one_ranks_refusal_is_everybodys(tmp_path):
