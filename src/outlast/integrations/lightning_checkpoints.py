@@ -88,6 +88,8 @@ class OutlastCheckpointIO(_io.TorchCheckpointIO):  # type: ignore[misc]
         """
         del weights_only  # nothing else is read
         path = Path(path)
+        if not path.exists():
+            raise FileNotFoundError(f"Checkpoint file not found: {path}")
         try:
             return state_file.read(path, map_location)
         except FileDamagedError as error:

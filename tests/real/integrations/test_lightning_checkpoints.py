@@ -120,7 +120,7 @@ def test_without_falling_back_damage_is_an_error(tmp_path):
     (tmp_path / "b.ckpt").write_bytes((tmp_path / "b.ckpt").read_bytes()[:-9])
     with pytest.raises(FileDamagedError, match=r"b\.ckpt is damaged"):
         trainer.strategy.load_checkpoint(tmp_path / "b.ckpt")
-    with pytest.raises(FileNotFoundError):
+    with pytest.raises(FileNotFoundError, match="Checkpoint file not found"):  # its words
         OutlastCheckpointIO().load_checkpoint(tmp_path / "d.ckpt")
     OutlastCheckpointIO().remove_checkpoint(tmp_path / "b.ckpt")
     assert [one.name for one in tmp_path.iterdir()] == ["a.ckpt"]
