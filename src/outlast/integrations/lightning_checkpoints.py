@@ -18,7 +18,7 @@ from __future__ import annotations
 import functools
 import importlib
 from argparse import Namespace
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -30,6 +30,7 @@ from outlast.integrations.state_file import FileDamagedError
 from outlast.ledger.narrator import say
 
 _HYPER: Final = ("hyper_parameters", "datamodule_hyper_parameters")
+_TYPES: Final = ("hparams_type", "datamodule_hparams_type")  # OmegaConf's: they come back plain
 _saving: Any = importlib.import_module(f"{NAME}.core.saving")
 _io: Any = importlib.import_module(f"{NAME}.plugins.io")
 
@@ -58,7 +59,7 @@ class OutlastCheckpointIO(_io.TorchCheckpointIO):  # type: ignore[misc]
         """
         if storage_options is not None or "://" in str(path):
             raise ConfigError(f"{path}: OutlastCheckpointIO writes to directories only")
-        state = dict(checkpoint)
+        state = {key: value for key, value in checkpoint.items() if key not in _TYPES}
         state |= {key: self._data_of(state[key]) for key in _HYPER if key in state}
         state_file.write(Path(path), state)
 
@@ -88,6 +89,8 @@ class OutlastCheckpointIO(_io.TorchCheckpointIO):  # type: ignore[misc]
         """
         del weights_only  # nothing else is read
         path = Path(path)
+        if not path.exists():
+            raise FileNotFoundError(f"Checkpoint file not found: {path}")
         try:
             return state_file.read(path, map_location)
         except FileDamagedError as error:
@@ -107,8 +110,8 @@ def _plain(value: Any) -> Any:
     if isinstance(value, Mapping | Namespace):
         items = vars(value) if isinstance(value, Namespace) else value
         return {key: _plain(one) for key, one in items.items()}
-    if type(value) in (list, tuple):
-        return type(value)(map(_plain, value))
+    if isinstance(value, Sequence) and not isinstance(value, str | bytes):
+        return (tuple if isinstance(value, tuple) else list)(map(_plain, value))
     return str(value) if isinstance(value, Path) else value
 
 

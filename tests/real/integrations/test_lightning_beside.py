@@ -83,7 +83,7 @@ def fit(root, *callbacks, processes=0, ckpt_path=None, **given):
     """The Trainer and its module, behind three epochs or a death."""
     pl.seed_everything(1)
     given |= dict.fromkeys(("logger", "enable_progress_bar", "enable_model_summary"), False)
-    given |= {"accelerator": "cpu", "max_epochs": 3, "num_sanity_val_steps": 0}
+    given = {"max_epochs": 3, **given, "accelerator": "cpu", "num_sanity_val_steps": 0}
     given["enable_checkpointing"] = any(isinstance(one, ModelCheckpoint) for one in callbacks)
     trainer = pl.Trainer(callbacks=[*callbacks], default_root_dir=root, **given)
     net, lasts = Net(), {"num_workers": processes, "persistent_workers": processes > 0}
@@ -160,6 +160,23 @@ def test_the_newest_checkpoint_is_gone_on_from_whoever_has_written_it(tmp_path, 
     assert found.seen[0][1] == 10
     assert f"up to step {older}, are older than step 10" in caplog.text
     assert newest(short) == 18
+
+
+class Stops(pl.Callback):
+    """Once there is a commit of ``job``."""
+
+    def __init__(self, job):
+        self.job, self.found = job, 0
+
+    def on_train_batch_start(self, trainer, *_):
+        self.found = newest(self.job)
+        trainer.should_stop = self.found > 0
+
+
+def test_whenever_lightning_saves_there_is_one_of_ours(tmp_path, job):
+    stops, saving = Stops(job), ModelCheckpoint(tmp_path, every_n_train_steps=5)
+    fit(tmp_path, saving, ours(job), stops, max_epochs=-1, limit_val_batches=0)
+    assert stops.found >= 5
 
 
 def test_a_damaged_checkpoint_is_not_the_last(tmp_path, job, capfd):

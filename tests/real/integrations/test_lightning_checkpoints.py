@@ -2,6 +2,7 @@
 
 import shutil
 import signal
+from collections import UserDict, UserList
 
 import lightning.pytorch as pl
 import pytest
@@ -99,6 +100,15 @@ def test_a_module_is_loaded_from_it_without_a_trainer(tmp_path, capfd):
     assert same_weights(net, Net.load_from_checkpoint(tmp_path / "c.ckpt"))
 
 
+def test_hyperparameters_in_containers_of_another_library_come_back_plain(tmp_path):
+    """As OmegaConf's do; beside them Lightning keeps their class."""
+    given = UserDict(a=UserList([1, UserDict(b=2)]), c=(3, "d"))
+    checkpoint = {"epoch": 1, "hyper_parameters": given, "hparams_type": UserDict}
+    OutlastCheckpointIO().save_checkpoint(checkpoint, tmp_path / "a.ckpt")
+    found = OutlastCheckpointIO().load_checkpoint(tmp_path / "a.ckpt")
+    assert found == {"epoch": 1, "hyper_parameters": {"a": [1, {"b": 2}], "c": (3, "d")}}
+
+
 def test_lightnings_threads_write_it_behind_the_loop(tmp_path):
     net, trainer = fitted(AsyncCheckpointIO(OutlastCheckpointIO()))
     trainer.save_checkpoint(tmp_path / "a.ckpt")
@@ -120,7 +130,7 @@ def test_without_falling_back_damage_is_an_error(tmp_path):
     (tmp_path / "b.ckpt").write_bytes((tmp_path / "b.ckpt").read_bytes()[:-9])
     with pytest.raises(FileDamagedError, match=r"b\.ckpt is damaged"):
         trainer.strategy.load_checkpoint(tmp_path / "b.ckpt")
-    with pytest.raises(FileNotFoundError):
+    with pytest.raises(FileNotFoundError, match="Checkpoint file not found"):  # its words
         OutlastCheckpointIO().load_checkpoint(tmp_path / "d.ckpt")
     OutlastCheckpointIO().remove_checkpoint(tmp_path / "b.ckpt")
     assert [one.name for one in tmp_path.iterdir()] == ["a.ckpt"]
