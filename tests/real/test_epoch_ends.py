@@ -1,0 +1,92 @@
+"""A job that goes on at an epoch's last step comes to its end, as the undisturbed run does."""
+
+import pytest
+from floor import SCRIPTS, Job
+
+from thorough import ALL
+
+SCRIPT = SCRIPTS / "epoch_ends.py"
+STEPS = 9  # of three epochs
+AGAIN = "hands out a batch once more, and what its body does changes nothing"
+SELDOM = [
+    *((form, "processes") for form in ("epochs", "function")),
+    *((form, loader) for form in ("epochs", "range") for loader in ("rows", "stream", "stateful")),
+    *(("while", "outlast"), ("until", "stock"), ("epochs", "outlast"), ("range", "stock")),
+]
+
+
+def run(floor, *arguments, code=0, **env):
+    process = floor.warm(SCRIPT, *arguments, env={"OUTLAST_DIR": "job", **env})
+    assert process.wait() == code, process.text
+    return process
+
+
+def result(process):
+    """Step → the loss of its last body; and the line of the end, [] without one."""
+    lines = [line.split() for line in process.out.splitlines()]
+    losses = {int(line[1]): line[2] for line in lines if line[0] == "step"}
+    return losses, next((line for line in lines if line[0] == "end"), [])
+
+
+def goes_on_behind(floor, form, loader, steps):
+    """It dies behind each of these steps, in one job after the other; what every start said."""
+    losses, end = result(run(floor, form, loader, OUTLAST_DIR="calm"))
+    said = []
+    for before, step in zip([0, *steps], [*steps, 0], strict=True):
+        dies = {"DIE": step, "EVERY": step - before, "code": -9} if step else {}
+        going = run(floor, form, loader, **dies)
+        found, its_end = result(going)
+        assert min(found) == before, going.text
+        # Each body is that of a step, but for the one that a void step has run.
+        found.pop(STEPS, None)
+        real = {number: loss for number, loss in found.items() if number != step}
+        assert real == {number: losses[number] for number in real}, going.text
+        assert its_end == ([] if step else end), going.text
+        said.append(going.err)
+    return said
+
+
+@pytest.mark.parametrize(
+    ("form", "loader"),
+    [("epochs", "stock"), ("function", "outlast"), *(SELDOM if ALL else [])],
+)
+def test_it_goes_on_behind_every_step(floor, form, loader):
+    """Each code behind a loop reads a loss, or divides by a number of batches."""
+    said = goes_on_behind(floor, form, loader, range(1, STEPS + 1))
+    if form != "until":
+        for step, text in enumerate(said):  # in range() loops that had ended come again too
+            is_end = step > 0 and step % 3 == 0
+            assert text.count(AGAIN) == (is_end or (form != "epochs" and step > 3)), step
+
+
+@pytest.mark.parametrize(
+    ("form", "loader", "step"),
+    [
+        *(("while", "stateful", 6), ("range", "rows", 6), ("until", "batches", 9)),
+        *(("epochs", "batches", 3), ("epochs", "stream", 6), ("epochs", "processes", 6)),
+        ("while", "across", 5),
+    ],
+)
+def test_loaders_of_all_kinds_give_their_batch_again(floor, form, loader, step):
+    _, again = goes_on_behind(floor, form, loader, [step])
+    assert again.count(AGAIN) == 1
+    assert "samples that follow are not those" not in again
+
+
+def test_what_is_done_twice_is_counted_once(floor, tmp_path):
+    goes_on_behind(floor, "epochs", "outlast", [3, 6])
+    audit = Job(tmp_path / "job").audit()
+    assert audit["proved"], audit["faults"]
+
+
+def test_ranks_have_the_same_void_step(floor):
+    """Their bodies send gradients and buffers."""
+
+    def ranks(code=0, **env):
+        started = floor.ranks(2, SCRIPT, "range", "stock", env={"OUTLAST_DIR": "job", **env})
+        assert [one.wait() for one in started] == [code] * 2, "\n".join(one.text for one in started)
+        return [result(one)[1] for one in started]
+
+    calm = ranks(OUTLAST_DIR="calm")
+    ranks(code=-9, DIE=6, EVERY=6)
+    assert ranks() == calm
