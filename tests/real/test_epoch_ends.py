@@ -2,6 +2,7 @@
 
 import pytest
 from floor import SCRIPTS, Job
+from losses import IN_PROCESS
 
 from thorough import ALL
 
@@ -64,7 +65,7 @@ def test_it_goes_on_behind_every_step(floor, form, loader):
     [
         *(("while", "stateful", 6), ("range", "rows", 6), ("until", "batches", 9)),
         *(("epochs", "batches", 3), ("epochs", "stream", 6), ("epochs", "processes", 6)),
-        ("while", "across", 5),
+        *(("while", "across", 5), ("accumulates", "stock", 3)),
     ],
 )
 def test_loaders_of_all_kinds_give_their_batch_again(floor, form, loader, step):
@@ -90,3 +91,21 @@ def test_ranks_have_the_same_void_step(floor):
     calm = ranks(OUTLAST_DIR="calm")
     ranks(code=-9, DIE=6, EVERY=6)
     assert ranks() == calm
+
+
+@pytest.mark.parametrize("form", ["epochs", "range"])
+def test_who_takes_a_lost_ones_place_has_its_void_steps_alone(floor, form):
+    """The others are further, and answer nothing that its bodies would send."""
+
+    def ends(lost, directory):
+        command = ("run", "--nproc-per-node", 2, "--dir", directory, SCRIPT, form, "stock")
+        running = floor.outlast(*command, env={**IN_PROCESS, "LOST": lost})
+        assert running.wait() == 0, running.text
+        return sorted(line for line in running.out.splitlines() if line.startswith("end")), running
+
+    calm, _ = ends(1000, "calm")
+    found, running = ends(6, "job")
+    assert found == calm, running.text
+    assert "resumed from step 6" in running.err
+    assert "(from 1 worker that survived)" in running.err
+    assert f"rank 1: step 6 is at the end of a loop: it {AGAIN}" in running.err

@@ -382,8 +382,17 @@ class EpochFeed(abc.ABC):
         self.restore(state)
 
     def any_batch(self) -> list[Any]:
-        """A batch for a loop that had ended; none of what would go on behind it in a later loop."""
-        if self.goes_on:
+        """A batch for a loop that had ended; none of what would go on behind it in a later loop.
+
+        What the loader, its data set and its samplers count themselves is then as it was.
+        """
+        parts = [self.loader, getattr(self.loader, "dataset", None), *_samplers_of(self.loader)]
+        before = [
+            (values, {**values}) for values in (getattr(one, "__dict__", {}) for one in parts)
+        ]
+        if self.goes_on or any(
+            hasattr(one, "__next__") for _, own in before for one in own.values()
+        ):
             return []
         try:
             return [next(self)]
@@ -392,6 +401,9 @@ class EpochFeed(abc.ABC):
         finally:
             self.leave()
             self.close()
+            for values, own in before:
+                values.clear()
+                values.update(own)
 
     @abc.abstractmethod
     def _resume(self, state: Mapping[str, Any]) -> None:

@@ -125,11 +125,12 @@ class VoidSteps:
     def _step(self) -> Iterator[None]:
         """Within, the body of one runs."""
         on = self._footing()
-        if not self._is_told and not on.link.rank:
+        if not self._is_told and (not on.link.rank or self.apart is not None):
+            whose = f"rank {on.link.rank}: " if on.link.rank else ""
             say(
-                f"going on at step {on.afresh.step}, behind the end of a loop: it hands out a "
-                "batch once more, and what its body does changes nothing; the code behind it may "
-                "read what the body sets"
+                f"{whose}step {on.afresh.step} is at the end of a loop: it hands out a batch once "
+                "more, and what its body does changes nothing; the code behind it may read what "
+                "the body sets"
             )
         self._is_told = True
         on.engine.before_optimizer()  # no snapshot is to see what the body does

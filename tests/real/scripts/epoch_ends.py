@@ -1,6 +1,7 @@
 """Code behind the loop of each epoch that reads what its body sets: FORM LOADER.
 
 It dies behind the step DIE, once that is saved: of an epoch's last step, that is behind the loop.
+In the step LOST one of two ranks is lost, and the other one goes on in its process.
 """
 
 import itertools
@@ -20,12 +21,20 @@ from torch.utils.data import DataLoader, DistributedSampler, IterableDataset
 from train import Points, fingerprint
 
 import outlast
+from outlast.attempt.over import over
 from outlast.checkpoint.manifest import MANIFEST, parse
 
 EPOCHS, STEPS = 3, 3
 FORM, LOADER = sys.argv[1:3]
 DIE = int(os.environ.get("DIE", "-1"))
+LOST, MARK = int(os.environ.get("LOST", "-1")), Path("is-lost")
+IS_FIRST = not MARK.exists()
 RANK, WORLD = meet() if "RANK" in os.environ else (0, 1)
+
+
+def tell(*words):
+    """In one write: two ranks have one file."""
+    print(" ".join(map(str, words)) + "\n", end="", flush=True)
 
 
 class Rows(IterableDataset):
@@ -85,28 +94,48 @@ class Job:
         self.scheduler = torch.optim.lr_scheduler.StepLR(self.optimizer, 1, 0.7)
         self.warm = torch.optim.lr_scheduler.LambdaLR(self.optimizer, lambda step: 1 / (1 + step))
         self.scaler = torch.amp.GradScaler("cpu", growth_interval=2)
-        self.average = AveragedModel(self.model)
-        self.named = {key: value for key, value in vars(self).items() if key != "data"}
         is_alone = WORLD == 1
         self.trained = self.model if is_alone else nn.parallel.DistributedDataParallel(self.model)
+        self.average = AveragedModel(self.model)  # the same on all ranks, as the model is by now
+        self.named = dict(vars(self))
+        del self.named["data"], self.named["trained"]
 
     def step(self, batch):
         _, x = batch
-        self.optimizer.zero_grad()
         loss = F.mse_loss(self.trained(x + torch.rand(())), x)
         self.scaler.scale(loss).backward()
-        self.scaler.step(self.optimizer)
-        self.scaler.update()
+        if FORM != "accumulates" or session.step % 2:
+            self.scaler.step(self.optimizer)
+            self.scaler.update()
+            self.optimizer.zero_grad()
         self.warm.step()
-        self.average.update_parameters(self.model)
-        with torch.no_grad():  # by hand, past the optimizer
-            for parameter in self.model.parameters():
-                parameter.mul_(0.999)
+        if LOST < 0:  # survivors of a loss could not go on from their own state
+            self.average.update_parameters(self.model)
+            self.decay()
         session.log(loss=loss)
-        print("step", session.step, loss.item(), flush=True)
+        tell("step", session.step, loss.item())
         if session.step == DIE:  # the save is of the boundary before this step
             die()
+        if session.step + 1 == LOST and IS_FIRST:
+            lose()
         return loss
+
+    @torch.no_grad()
+    def decay(self):
+        """By hand, past the optimizer."""
+        for parameter in self.model.parameters():
+            parameter.mul_(0.999)
+
+
+def lose():
+    """Rank 1 dies behind all that the step sends, and the other has heard of it at its end."""
+    if RANK == 0:
+        MARK.touch()  # its sums have come to their end
+        assert over.wait(60)
+        return
+    while not MARK.exists():
+        time.sleep(0.005)
+    os.kill(os.getpid(), signal.SIGKILL)
 
 
 def die():
@@ -133,13 +162,13 @@ def by_epochs(epochs):
         for batch in session.steps(loader):
             loss = job.step(batch)
         die()
-        print("behind", epoch, loss.item(), flush=True)
+        tell("behind", epoch, loss.item())
         job.scheduler.step()
 
 
 def by_function():
     for epoch in range(EPOCHS):
-        print("behind", epoch, one_epoch(session.steps(loader)), flush=True)
+        tell("behind", epoch, one_epoch(session.steps(loader)))
         job.scheduler.step()
 
 
@@ -160,7 +189,7 @@ def by_while():
             loss = job.step(batch)
             losses.append(loss.item())
         die()
-        print("behind", epoch, sum(losses) / len(losses), flush=True)
+        tell("behind", epoch, sum(losses) / len(losses))
         job.scheduler.step()
         epoch += 1
 
@@ -169,12 +198,13 @@ def by_steps():
     for batch in session.steps(loader, until=EPOCHS * STEPS):
         loss = job.step(batch)
     die()
-    print("behind", loss.item(), flush=True)
+    tell("behind", loss.item())
     job.scheduler.step()
 
 
 FORMS = {
     "epochs": lambda: by_epochs(session.epochs(EPOCHS)),
+    "accumulates": lambda: by_epochs(session.epochs(EPOCHS)),  # over the end of an epoch
     "range": lambda: by_epochs(range(EPOCHS)),
     "function": by_function,
     "while": by_while,
@@ -184,4 +214,4 @@ job = Job()
 loader = made(job.data)
 with outlast.session(**job.named, every=int(os.environ.get("EVERY", "1000"))) as session:
     FORMS[FORM]()
-print("end", session.step, fingerprint(job.named), torch.rand(()).item(), flush=True)
+tell("end", session.step, fingerprint(job.named), torch.rand(()).item())
