@@ -80,6 +80,14 @@ def test_what_is_done_twice_is_counted_once(floor, tmp_path):
     assert audit["proved"], audit["faults"]
 
 
+@pytest.mark.parametrize("form", ["range", "function"])
+def test_a_finished_job_is_asked_for_more_epochs(floor, form):
+    """By a file, say: the command is the same."""
+    _, end = result(run(floor, form, "stock", EPOCHS="3", OUTLAST_DIR="calm"))
+    run(floor, form, "stock", EPOCHS="2")
+    assert result(run(floor, form, "stock", EPOCHS="3", OUTLAST_RESUME=""))[1] == end
+
+
 def test_ranks_have_the_same_void_step(floor):
     """Their bodies send gradients and buffers."""
 

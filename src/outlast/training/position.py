@@ -573,6 +573,11 @@ class Position:
         return self._site.line
 
     @property
+    def has_counter(self) -> bool:
+        """Whether the script counts loops like the one that was called last."""
+        return bool(self._site.counted or self._site.added)
+
+    @property
     def is_tied(self) -> bool:
         """Whether the loader's place is one of so many workers' own."""
         return self._feed is not None and self._feed.is_tied

@@ -227,7 +227,8 @@ class Session:
             self._passage.met(link, own_of, saved_by)
             self._void_steps.apart = self._passage.apart if others_go_on else None
         has_finished = self._on.books.attempt.finished_t and not self._settings.resume
-        self._void_steps.are_possible = not self.cannot_repeat and not has_finished
+        self._void_steps.are_possible = not self.cannot_repeat
+        self._void_steps.has_finished = bool(has_finished)
 
         def once_more(keys: Collection[str]) -> None:
             again(keys)
@@ -619,7 +620,7 @@ class Session:
             objects=self._objects,
             streams=self._on.streams,
             afresh=self._on.afresh,
-            can_repeat=self._void_steps.are_possible,
+            can_repeat=self._void_steps.are_due,
             **limits,
         )
 

@@ -55,8 +55,8 @@ class VoidSteps:
         entry_id: of the frame that the session was entered in, which is there to its end.
 
     Attributes:
-        are_possible: whether there are any: not for a framework's loop, and not in a job that has
-            finished, if nobody says that it is to go on: all that stands behind its loops was done.
+        are_possible: whether there are any: not for a framework's loop.
+        has_finished: whether the job has, and nobody says that it is to go on.
         apart: has a body send nothing, where other ranks have no void step.
         is_running: whether the body of one runs just now.
     """
@@ -68,7 +68,7 @@ class VoidSteps:
         footing: Callable[[], Footing],
         entry_id: int,
     ) -> None:
-        self.are_possible = self.is_running = False
+        self.are_possible = self.has_finished = self.is_running = False
         self.apart: Callable[[], AbstractContextManager[None]] | None = None
         self._position = position
         self._gradients = gradients
@@ -77,6 +77,15 @@ class VoidSteps:
         self._is_told = False
         self._kept: dict[int, tuple[Any, list[Any]]] = {}  # by loader, what it has given
         self._had: set[str] = set()  # lines of loops, in the frame that lasts
+
+    @property
+    def are_due(self) -> bool:
+        """Whether the loop that was called hands out a batch once more where it has none.
+
+        Not in a job that has finished: what stands behind its loop was done. But loops that the
+        script counts may be more than they were, and what is to come is behind the others.
+        """
+        return self.are_possible and not (self.has_finished and not self._position.has_counter)
 
     def of_saved_loop(self, frame: types.FrameType) -> Iterator[Any]:
         """That of a resumed loop that has no batch left, to be handed out to ``frame``.
@@ -87,7 +96,7 @@ class VoidSteps:
         """
         self._kept.clear()
         batches = self._position.take_newest()
-        if self.are_possible and (self.apart is None or _need(_of_script(frame)).is_there):
+        if self.are_due and (self.apart is None or _need(_of_script(frame)).is_there):
             yield from self._handed_out(batches)
 
     def of_ended_loop(self, loader: Any, frame: types.FrameType) -> Iterator[Any]:
@@ -100,7 +109,7 @@ class VoidSteps:
         at = _of_script(frame)
         need, line = _need(at), "" if at is None else f"{at.f_code.co_filename}:{at.f_lineno}"
         has_it = need.is_lasting and line in self._had
-        if self.are_possible and need.is_there and not has_it:
+        if self.are_due and need.is_there and not has_it:
             if id(at) == self._entry_id:
                 self._had.add(line)
             yield from self._handed_out(self._batch_of(loader))

@@ -24,7 +24,7 @@ import outlast
 from outlast.attempt.over import over
 from outlast.checkpoint.manifest import MANIFEST, parse
 
-EPOCHS, STEPS = 3, 3
+EPOCHS, STEPS = int(os.environ.get("EPOCHS", "3")), 3
 FORM, LOADER = sys.argv[1:3]
 DIE = int(os.environ.get("DIE", "-1"))
 LOST, MARK = int(os.environ.get("LOST", "-1")), Path("is-lost")
