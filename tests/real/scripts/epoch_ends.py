@@ -109,6 +109,8 @@ class Job:
             self.scaler.update()
             self.optimizer.zero_grad()
         self.warm.step()
+        if session._void_steps.is_running:
+            assert session.save().wait()  # it is there already
         if LOST < 0:  # survivors of a loss could not go on from their own state
             self.average.update_parameters(self.model)
             self.decay()
