@@ -255,6 +255,7 @@ class Session:
         traceback: TracebackType | None,
     ) -> None:
         self._is_over = True
+        self._void_steps.end()
         self._leave_loop()  # it may still be held: what comes now is no step
         is_excused = self._had_no_step(error)
         error = None if is_excused else error
@@ -380,6 +381,7 @@ class Session:
             open_at = self.step if self._in_loop else None
             refuse_loop(until, epochs, is_over=self._is_over, open_at=open_at)
             loader = self.adapted(loader)
+        self._void_steps.end()
         self._position.called(site, self.step, until)
         devices.settle(self._objects.stateful.values())  # they may have been brought there since
         limits = {"epochs": epochs, "one_pass": until is None and epochs is None}

@@ -37,7 +37,6 @@ from outlast.data.generators import is_users
 from outlast.data.trail import Trail
 from outlast.inprocess import interrupted
 from outlast.ledger.narrator import say
-from outlast.reduce import losses
 from outlast.script import excepthook
 from outlast.script.gradients import ScriptGradients
 from outlast.script.loop_names import Need, need_behind
@@ -74,7 +73,8 @@ class VoidSteps:
         self._gradients = gradients
         self._footing = footing
         self._entry_id = entry_id
-        self._is_told = False
+        self._is_told = self._is_alone = False
+        self._open = contextlib.ExitStack()  # what puts back what the body changes
         self._kept: dict[int, tuple[Any, list[Any]]] = {}  # by loader, what it has given
         self._had: set[str] = set()  # lines of loops, in the frame that lasts
 
@@ -141,25 +141,34 @@ class VoidSteps:
                 "more, and what its body does changes nothing; the code behind it may read what "
                 "the body sets"
             )
-        self._is_told = True
+        self._is_told = self._is_alone = True
         on.engine.before_optimizer()  # no snapshot is to see what the body does
-        random, held = random_state.capture(), self._position.generators()
-        hook, noting = interrupted.stand_in(), losses.noting[:]
-        is_left = over.is_void = self.is_running = True
-        losses.noting.clear()
-        apart = self.apart() if self.apart is not None else contextlib.nullcontext()
+        with contextlib.ExitStack() as stack:
+            stack.callback(self._position.put_generators, self._position.generators())
+            stack.callback(random_state.restore, random_state.capture())
+            stack.callback(lambda: on.afresh.undo(alone=self._is_alone))
+            stack.callback(interrupted.stand_in().remove)
+            stack.callback(self._set_running, False)
+            self._set_running(True)
+            stack.enter_context(self._gradients.aside())
+            if self.apart is not None:
+                stack.enter_context(self.apart())
+            self._open = stack.pop_all()
         try:
-            with self._gradients.aside(), apart:
-                yield
-            is_left = False
+            yield
+            self._is_alone = self.apart is not None
         finally:
-            over.is_void = self.is_running = False
-            losses.noting[:] = noting
-            hook.remove()
-            # Whoever leaves the loop here may do so alone, by an exception.
-            on.afresh.undo(alone=is_left or self.apart is not None)
-            random_state.restore(random)
-            self._position.put_generators(held)
+            self.end()
+
+    def _set_running(self, is_running: bool) -> None:
+        over.is_void = self.is_running = is_running
+
+    def end(self) -> None:
+        """End the one that runs, if any.
+
+        Whoever leaves a loop by an exception may do so alone, and may hold it beyond that.
+        """
+        self._open.close()
 
 
 def _of_script(frame: types.FrameType) -> types.FrameType | None:
