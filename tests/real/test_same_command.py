@@ -15,6 +15,22 @@ WAYS = ("run", "python", "torchrun")
 FIRST = {} if ALL else {"torchrun": "python"}
 
 
+ITERATORS = """import os, signal, torch, outlast
+
+numbers = iter(range(100))
+model = torch.nn.Linear(1, 1)
+with outlast.session(model=model, every=4) as session:
+    for epoch in range(3):
+        for number in session.steps(numbers, until=3 * epoch + 3):
+            model.bias.data += number
+            if session.step == 4 and "DIE" in os.environ:
+                while not list(session._settings.dir.glob("checkpoints/*04.a*/manifest.json")):
+                    pass
+                os.kill(os.getpid(), signal.SIGKILL)
+        print(number)
+"""
+
+
 @pytest.fixture(autouse=True)
 def _compared(floor):
     del floor.environ["OUTLAST_RESUME"]
@@ -214,27 +230,31 @@ def test_one_ranks_mistake_is_no_excuse_for_another(floor, way):
     assert "another rank had no step left" not in err
 
 
-@pytest.mark.parametrize(
-    ("where", "die", "cause"),
-    [
-        ("behind", "behind", "exit code 9"),
-        ("breaks", "", "ValueError: the report cannot be written"),
-    ],
-)
-def test_what_was_cut_off_behind_the_loop_is_still_to_be_done(floor, where, die, cause):
-    cut = start(floor, "run", SWEEP, "0.1", where, DIE=die)
-    again = start(floor, "run", SWEEP, "0.1", where)
-    plain = start(floor, "python", SWEEP, "0.1", where)
-    for process, attempts in ((cut, 2), (again, 1), (plain, 0)):
-        assert process.poll() == 76, process.text
-        last = our_lines(process)[-1]
-        assert "the loop has not set loss at sweep.py:" in last
-        assert "cut off before and is still to be done: set that ahead of the loop" in last
-        assert "a bug in the script" not in process.err
-        assert sum(": attempt " in line for line in our_lines(process)) == attempts
-    assert f"rank 0 failed ({cause})" in our_lines(cut)[-1]
-    more = start(floor, "run", SWEEP, "0.1", "behind", STEPS="8", OUTLAST_RESUME="1")
-    assert more.poll() == 0, more.text
+def test_what_was_cut_off_behind_the_loop_is_done_by_the_next_attempt(floor):
+    cut = start(floor, "run", SWEEP, "0.1", "behind", DIE="behind")
+    assert cut.poll() == 0, cut.text
+    assert sum(": attempt " in line for line in our_lines(cut)) == 2
+    assert "what its body does changes nothing" in cut.err
+    assert cut.out.count("end of the script") == 1
+
+
+def test_an_error_behind_the_loop_is_what_the_job_ends_with(floor):
+    for _ in range(2):
+        broken = start(floor, "run", SWEEP, "0.1", "breaks")
+        assert broken.poll() == 76, broken.text
+        assert "ValueError: the report cannot be written" in broken.err
+        assert "the loop has not set" not in broken.err
+
+
+def test_what_no_loader_can_give_again_is_still_to_be_done(floor, tmp_path):
+    script = tmp_path / "script.py"
+    script.write_text(ITERATORS)
+    assert floor.warm(script, env={"DIE": "1"}).wait() == -9
+    again = floor.warm(script)
+    assert again.wait() == 76, again.text
+    last = our_lines(again)[-1]
+    assert "the loop has not set number at script.py:" in last
+    assert "cut off before and is still to be done: set that ahead of the loop" in last
 
 
 def test_it_is_the_first_finish_that_is_told(floor, tmp_path):

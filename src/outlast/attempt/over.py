@@ -142,10 +142,11 @@ class AttemptState:
         is_held: whether the training thread is in a loop that goes on in the next attempt.
         is_void: whether what this process has computed in the step in progress is of nothing: a
             sum in it had no end.
+        is_apart: whether the body that runs is none that the others run too.
     """
 
     def __init__(self) -> None:
-        self.is_held = self.is_void = False
+        self.is_held = self.is_void = self.is_apart = False
         self._happened = threading.Event()
         self._lock = threading.Lock()
         self._watchers: list[Callable[[], None]] = []
@@ -154,6 +155,11 @@ class AttemptState:
     def is_over(self) -> bool:
         """Whether the agent has said so."""
         return self._happened.is_set()
+
+    @property
+    def sends_nothing(self) -> bool:
+        """Whether nobody is there for what the step in progress would send."""
+        return self.is_apart or (self.is_held and self.is_over)
 
     def wait(self, timeout_s: float) -> bool:
         """Wait for the agent's word; whether it has come."""
@@ -177,10 +183,9 @@ class AttemptState:
 
     def voids(self, error: BaseException) -> bool:
         """Whether ``error`` is the attempt's end; then the step in progress is void."""
-        if not self.explains(error):
-            return False
-        self.is_void = True
-        return True
+        is_void = isinstance(error, ConnectionError) if self.is_apart else self.explains(error)
+        self.is_void = self.is_void or is_void
+        return is_void
 
     def happen(self) -> None:
         """The attempt is over; whoever watches is told, in this thread."""

@@ -218,6 +218,7 @@ class EpochFeed(abc.ABC):
         is_used_up: nothing comes of it any more, in any loop.
         doubts: after ``restore``, in words: what differs from the undisturbed run, and what to
             write instead.
+        newest: after ``restore``, the batch in front of the position, where that was read.
     """
 
     kind: str
@@ -232,6 +233,7 @@ class EpochFeed(abc.ABC):
         self.batches = 0
         self.max_epochs: int | None = None
         self.doubts: list[str] = []
+        self.newest: list[Any] = []
         self._held = Held()
         self._world_size = world_size
         self._has_started = False
@@ -374,6 +376,34 @@ class EpochFeed(abc.ABC):
         self.batches = int(state["batches"])
         self._has_started = bool(state["started"])
         self._resume(state)
+
+    def again(self, state: Mapping[str, Any]) -> None:
+        """As ``restore``, and have the newest batch, if that can be."""
+        self.restore(state)
+
+    def any_batch(self) -> list[Any]:
+        """A batch for a loop that had ended; none of what would go on behind it in a later loop.
+
+        What the loader, its data set and its samplers count themselves is then as it was.
+        """
+        parts = [self.loader, getattr(self.loader, "dataset", None), *_samplers_of(self.loader)]
+        before = [
+            (values, {**values}) for values in (getattr(one, "__dict__", {}) for one in parts)
+        ]
+        if self.goes_on or any(
+            hasattr(one, "__next__") for _, own in before for one in own.values()
+        ):
+            return []
+        try:
+            return [next(self)]
+        except StopIteration:
+            return []
+        finally:
+            self.leave()
+            self.close()
+            for values, own in before:
+                values.clear()
+                values.update(own)
 
     @abc.abstractmethod
     def _resume(self, state: Mapping[str, Any]) -> None:

@@ -30,7 +30,9 @@ now. With the same number of workers nothing but a worker's own part is read.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import contextlib
+import itertools
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
 import torch
@@ -64,6 +66,7 @@ class Feed(Protocol):
         goes_on: a later loop over the same loader begins where this one has ended.
         is_used_up: nothing comes of the loader any more, in any loop.
         doubts: after ``restore``, in words: what differs from the undisturbed run.
+        newest: after ``restore``, the batch in front of the position, where that was read.
     """
 
     kind: str
@@ -74,6 +77,7 @@ class Feed(Protocol):
     epoch: int
     max_epochs: int | None
     doubts: list[str]
+    newest: list[Any]
 
     @property
     def is_hidden(self) -> bool:
@@ -93,6 +97,12 @@ class Feed(Protocol):
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Go to a saved position, before the first batch; random numbers are the caller's."""
+
+    def again(self, state: Mapping[str, Any]) -> None:
+        """As ``restore``, and have the newest batch, if that can be."""
+
+    def any_batch(self) -> list[Any]:
+        """A batch for a loop that had ended, if that can be: the loader stands as before."""
 
     def __iter__(self) -> Iterator[Any]: ...
 
@@ -169,6 +179,7 @@ class OutlastFeed:
         self._step = step
         self._max_epochs: int | None = None
         self.doubts: list[str] = []
+        self.newest: list[Any] = []
         self._drawn: list[str] = []
         self._iterator: Iterator[Any] | None = None
 
@@ -280,6 +291,31 @@ class OutlastFeed:
                 "Python's global generator, which is seeded for each sample"
             )
 
+    def again(self, state: Mapping[str, Any]) -> None:
+        """As ``restore``, and load the newest batch.
+
+        A stream keeps no place before it: there it is the job's first one.
+        """
+        begin = self.loader.state_dict()
+        self.restore(state)
+        if self.kind == "outlast":
+            begin = given_back({"position": state, BATCH: 1})[0]["position"]
+        self.loader.load_state_dict(begin)
+        self.newest = self.any_batch()
+        self.loader.load_state_dict(state)
+
+    def any_batch(self) -> list[Any]:
+        """A batch for a loop that had ended, if that can be: the loader stands as before."""
+        begin = self.loader.state_dict()
+        with generators.by_a_feed(), contextlib.closing(self._iterate()) as batches:
+            found = [*itertools.islice(batches, 1)]
+        self.close()
+        self.loader.load_state_dict(begin)
+        return found
+
+    def _iterate(self) -> Generator[Any]:
+        yield from self.loader
+
     def go_on_from(self, before: object) -> None:
         """Nothing: the loader stands where it was."""
 
@@ -325,6 +361,11 @@ class _WithOwnState(EpochFeed):
     def _is_one_shot(self, iterator: Iterator[Any]) -> bool:
         # Many loaders are their own iterator and start over in __iter__; see if this one does.
         return iterator is self.loader and not self.batches
+
+    def any_batch(self) -> list[Any]:
+        """Of loaders whose next pass is known to begin anew, or where its state says."""
+        is_known = isinstance(self.loader, torch.utils.data.DataLoader) or is_of_others(self.loader)
+        return super().any_batch() if is_known else []
 
     def state(self) -> dict[str, Any]:
         """The position, what the loader's own state adds, and where its generators stand."""

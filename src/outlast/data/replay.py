@@ -140,9 +140,36 @@ class StockFeed(ReplayFeed):
         check_sizes(state.get("sizes", {}), self._sizes())
         super().restore(state)
 
+    def again(self, state: Mapping[str, Any]) -> None:
+        """As ``restore``, and load the newest batch; its samples alone are loaded."""
+        num = int(state["batches"])
+        if not state["started"] or not num or num in state.get("passed", ()):
+            self.restore(state)
+            return
+        self.restore({**state, "batches": num - 1, "word": None, "ahead": ()})
+        assert self._iterator is not None  # noqa: S101 - opened by it
+        try:
+            self.newest = [self._take(self._iterator)]
+        except StopIteration:
+            self.batches = num
+            raise self._too_short(num - 1) from None
+        self.batches = num
+        self._compare(state)
+
     def _resume(self, state: Mapping[str, Any]) -> None:
         self._drawn = [str(name) for name in state.get("drawn", ())]
         super()._resume(state)
+        self._compare(state)
+        goes_on = self.batches or (self.epoch and self._iterated.persistent_workers)
+        if self._drawn and goes_on and self._has_started:
+            self._doubt(
+                f"the loader's processes draw from {' and '.join(self._drawn)}, and begin anew in "
+                "the midst of an epoch",
+                "Use outlast.data.Loader, which seeds each sample, or num_workers=0",
+            )
+
+    def _compare(self, state: Mapping[str, Any]) -> None:
+        """Doubt an order that is not the saved one."""
         word, ahead = state.get("word"), state.get("ahead", ())
         differs = word is not None and word != self._indices.word
         # As far as both are: the epoch's end may be nearer now.
@@ -152,13 +179,6 @@ class StockFeed(ReplayFeed):
                 f"the sampler's order of epoch {self.epoch} is another one than it was",
                 "Let it draw its whole order when it is iterated, from a generator that nothing "
                 "else draws from, or use outlast.data.Loader",
-            )
-        goes_on = self.batches or (self.epoch and self._iterated.persistent_workers)
-        if self._drawn and goes_on and self._has_started:
-            self._doubt(
-                f"the loader's processes draw from {' and '.join(self._drawn)}, and begin anew in "
-                "the midst of an epoch",
-                "Use outlast.data.Loader, which seeds each sample, or num_workers=0",
             )
 
     def _replay(self) -> None:
@@ -481,7 +501,7 @@ class IterableFeed(ReplayFeed):
             logger.info("%s does not go to its own state: %r", type(self.loader).__name__, error)
             came = None
         if came == tried["word"]:
-            self._is_resumed, self._tried = True, dict(tried)
+            self._is_resumed, self._tried, self.newest = True, dict(tried), [batch]
             return True
         self._end_processes()
         own.put_back()
@@ -506,6 +526,7 @@ class IterableFeed(ReplayFeed):
                 with preserved() if passed else nullcontext():
                     batch = self._again(number)
                 word = chained(word, batch) if number >= since else word
+                self.newest = [batch]
                 done(number + 1)
         self._record.word = word
 

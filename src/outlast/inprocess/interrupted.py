@@ -205,7 +205,7 @@ class StepCollectives:
             self._written.update(map(_address, _tensors(args[:1])))
             before = num_sent()
             try:
-                if over.is_held and over.is_over:
+                if over.sends_nothing:
                     raise ConnectionError
                 work = call(group, *args, **options)
             except (RuntimeError, ConnectionError) as error:
@@ -245,7 +245,7 @@ class StepCollectives:
 
         @functools.wraps(call)
         def collective(tensor: torch.Tensor, *args: Any, **options: Any) -> Any:
-            if self._concerns_us and over.is_held and over.is_over:
+            if self._concerns_us and over.sends_nothing:
                 over.is_void = True
                 return own(*inspect.signature(call).bind(tensor, *args, **options).args)
             return call(tensor, *args, **options)
@@ -275,7 +275,7 @@ class StepCollectives:
             self._is_inside = True  # no part of it has an end without the others
             before = num_sent()
             try:
-                if over.is_held and over.is_over:
+                if over.sends_nothing:
                     raise ConnectionError
                 return call(*args, **options)
             except (RuntimeError, ConnectionError) as error:
@@ -495,25 +495,35 @@ def stand(
         stepped: told of each optimizer's step that is made.
     """
     ddp = torch.nn.parallel.DistributedDataParallel
-
-    def instead(optimizer: torch.optim.Optimizer, args: Any, options: Any) -> Any:
-        if not over.is_void:
-            return None
-        return (_stand_in(optimizer), *args[1:]), options
-
     if "torch._dynamo" in sys.modules:
-        instead = torch.compiler.disable(instead, reason=FULLGRAPH)
         stepped = torch.compiler.disable(stepped, reason=FULLGRAPH)
     losses.voiding.append(over.voids)
     return Hook(
         lambda: losses.voiding.remove(over.voids),
-        register_optimizer_step_pre_hook(instead).remove,
+        stand_in().remove,
         register_optimizer_step_post_hook(stepped).remove,
         _replaced(torch.autograd, "backward", lambda call: _backward(call, optimizers)),
         _replaced(ddp, "_pre_forward", _before_forward),
         _replaced(ddp, "_post_forward", _after_forward),
         *collectives.stand(_replaced),
     )
+
+
+def stand_in() -> Hook:
+    """From now on, until it is removed, an optimizer that steps in a void step changes nothing.
+
+    One that is captured in a CUDA graph changes nothing either, and is to be in the graph.
+    """
+
+    def instead(optimizer: torch.optim.Optimizer, args: Any, options: Any) -> Any:
+        is_captured = torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing()
+        if not over.is_void or is_captured:
+            return None
+        return (_stand_in(optimizer), *args[1:]), options
+
+    if "torch._dynamo" in sys.modules:
+        instead = torch.compiler.disable(instead, reason=FULLGRAPH)
+    return Hook(register_optimizer_step_pre_hook(instead).remove)
 
 
 def _replaced(owner: Any, name: str, around: Callable[[Any], Any]) -> Callable[[], None]:
@@ -547,7 +557,8 @@ def _before_forward(call: Any) -> Any:
     @functools.wraps(call)
     def before_forward(ddp: Any, *args: Any, **options: Any) -> Any:
         try:
-            return call(ddp, *args, **options)
+            if not over.is_apart:
+                return call(ddp, *args, **options)
         except RuntimeError as error:
             if not over.voids(error):
                 raise
@@ -563,7 +574,7 @@ def _after_forward(call: Any) -> Any:
     @functools.wraps(call)
     def after_forward(ddp: Any, output: Any) -> Any:
         try:
-            return call(ddp, output)
+            return output if over.is_apart else call(ddp, output)
         except RuntimeError as error:
             if not over.voids(error):
                 raise

@@ -2,6 +2,7 @@
 
 ``callsite``    which loop of the script calls, what counts there, and which epoch it is in
 ``excepthook``  errors as one line, with the right exit code
+``loop_names``  what its loops set and fill, and whether other code of it reads that
 ``hyper``       what the script sets, what the checkpoint sets, and which of them counts
 ``objects``     the named objects as one state tree, what is saved of it, what wrappers promise
 ``modules``     how models give and take their state

@@ -29,9 +29,7 @@ from __future__ import annotations
 import ast
 import atexit
 import contextlib
-import functools
 import itertools
-import linecache
 import os
 import re
 import sys
@@ -49,12 +47,11 @@ from outlast.data.generators import is_users
 from outlast.errors import OutlastError, StillToDo, exit_code_of
 from outlast.ledger.narrator import say
 from outlast.policy.failures import reads_as_echo
+from outlast.script.loop_names import LoopNames, path_of, scope_at, tree_of
 
 _QUOTED: Final = re.compile(r"'(\w+)'")
 _EMPTY: Final = ("NoneType", "empty", "at least one", "at least two")
-_FILLS: Final = ("append", "appendleft", "add", "extend", "insert", "put", "setdefault", "update")
 _NO_RECORDS: Final = (type, types.ModuleType, types.FunctionType, types.BuiltinFunctionType)
-_SCOPES: Final = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda, ast.ClassDef)
 _MISSING: Final = object()
 _DEPTH_MAX: Final = 4
 
@@ -76,7 +73,7 @@ def left_unset(error: BaseException | None, *, finished_t: float = 0.0) -> str:
         code, line = trace.tb_frame.f_code, trace.tb_lineno
         if finished_t and _is_newer(code.co_filename, finished_t):
             return ""
-        loops = _LoopNames(_scope(_tree(code.co_filename, trace.tb_frame), line))
+        loops = LoopNames(scope_at(tree_of(code.co_filename, trace.tb_frame), line))
         if missing:
             wanted = loops.stored & {missing}
         else:
@@ -116,73 +113,7 @@ def _is_newer(file: str, finished_t: float) -> bool:
     return False
 
 
-# --- the source ----------------------------------------------------------------------------------
-
-
-def _tree(file: str, frame: types.FrameType) -> ast.AST:
-    return _parsed("".join(linecache.getlines(file, frame.f_globals)))
-
-
-@functools.lru_cache(maxsize=8)
-def _parsed(source: str) -> ast.AST:
-    with contextlib.suppress(SyntaxError, ValueError):  # a notebook's cell may have magic
-        return ast.parse(source)
-    return ast.Module([], [])
-
-
-def _scope(tree: ast.AST, line: int) -> ast.AST:
-    """The innermost function around a line, or the module."""
-    around = tree
-    for node in ast.walk(tree):  # from the outside in
-        if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-            continue
-        if node.lineno <= line <= (node.end_lineno or node.lineno):
-            around = node
-    return around
-
-
-class _LoopNames:
-    """What the loops of one function set, and fill: names, and attributes as "self.losses"."""
-
-    def __init__(self, scope: ast.AST) -> None:
-        self.stored: set[str] = set()
-        self.filled: set[str] = set()
-        for loop in _walk(scope):
-            if isinstance(loop, ast.For | ast.AsyncFor | ast.While):
-                for node in _walk(loop):
-                    self._see(node)
-
-    @property
-    def touched(self) -> set[str]:
-        """Both."""
-        return self.stored | self.filled
-
-    def _see(self, node: ast.AST) -> None:
-        if isinstance(node, ast.Call):
-            if isinstance(node.func, ast.Attribute) and node.func.attr in _FILLS:
-                self.filled.add(_path(node.func.value))
-        elif isinstance(getattr(node, "ctx", None), ast.Store):
-            into = self.filled if isinstance(node, ast.Subscript) else self.stored
-            into.add(_path(node))
-
-
-def _walk(scope: ast.AST) -> Iterator[ast.AST]:
-    """All that a scope runs itself: what is in a function within it is that one's."""
-    for node in ast.iter_child_nodes(scope):
-        if not isinstance(node, _SCOPES):
-            yield node
-            yield from _walk(node)
-
-
-def _path(node: ast.AST) -> str:
-    """``a.b`` of ``a.b`` and ``a.b["c"][0]``; "" of what has no name."""
-    while isinstance(node, ast.Subscript | ast.Starred):
-        node = node.value
-    if isinstance(node, ast.Name):
-        return node.id
-    if isinstance(node, ast.Attribute) and (path := _path(node.value)):
-        return f"{path}.{node.attr}"
-    return ""
+# --- the failing expression -----------------------------------------------------------------------
 
 
 def _in_failing(trace: types.TracebackType) -> set[str]:
@@ -192,12 +123,12 @@ def _in_failing(trace: types.TracebackType) -> set[str]:
     """
     line, end_line, column, end_column = _place(trace)
     found: set[str] = set()
-    for node in ast.walk(_tree(trace.tb_frame.f_code.co_filename, trace.tb_frame)):
+    for node in ast.walk(tree_of(trace.tb_frame.f_code.co_filename, trace.tb_frame)):
         if isinstance(node, ast.Name | ast.Attribute) and isinstance(node.ctx, ast.Load):
             begin = node.lineno, node.col_offset
             end = node.end_lineno or node.lineno, node.end_col_offset or node.col_offset
             if (line, column) <= begin and end <= (end_line, end_column):
-                found.add(_path(node))
+                found.add(path_of(node))
     return found
 
 

@@ -23,6 +23,7 @@ a checkpoint would be a third larger); notes of all gradients in each step (0.2 
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import sys
 import weakref
@@ -190,6 +191,22 @@ class ScriptGradients:
                 _drop_unsummed(held)
             for group in self._groups:
                 group._partial_reduce_output = None
+
+    @contextlib.contextmanager
+    def aside(self) -> Iterator[None]:
+        """Within, no weight has a gradient; behind it each has the one that it had."""
+        kept = [(parameter, parameter.grad) for _, parameter in self._parameters()]
+        unsummed = [(held, module, _unsummed(held)) for _, held, module in self._fsdp2()]
+        self.forget(self._step)
+        try:
+            yield
+        finally:
+            self.forget(self._step)
+            for parameter, gradient in kept:
+                parameter.grad = gradient
+            for held, module, gradient in unsummed:
+                if gradient is not None:
+                    _put_unsummed(held, module, gradient)
 
     # --- at a boundary --------------------------------------------------------------------------
 

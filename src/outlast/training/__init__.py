@@ -8,6 +8,7 @@ A session:
 ``position``    where the worker is in its data, over all loops
 ``saving``      what is saved at a boundary, when, and how it ends; saves that were asked for
 ``afresh``      what a script does outside of its loops counts once
+``void_steps``  a loop that had ended hands out a batch once more, for the code behind it
 ``passage``     from an attempt into the next one, in the process
 
 What it stands on, made anew for each attempt:

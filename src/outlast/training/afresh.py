@@ -72,6 +72,9 @@ class Afresh:
     Args:
         objects: the session's.
         link: the workers of now.
+
+    Attributes:
+        step: that was resumed from; 0 before.
     """
 
     def __init__(self, objects: Objects, link: Link) -> None:
@@ -79,7 +82,7 @@ class Afresh:
         self._link = link
         self._restored: dict[str, _ObjectLook] = {}
         self._again: Again | None = None
-        self._step = 0
+        self.step = 0
         self._is_whole = False
         self._number = 0  # of the times that the ranks have asked each other
 
@@ -91,7 +94,7 @@ class Afresh:
             step: completed steps.
             is_whole: look at every byte.
         """
-        self._again, self._step, self._is_whole = again, step, is_whole
+        self._again, self.step, self._is_whole = again, step, is_whole
         self._restored = self._look(whole=is_whole)
 
     def put_back(self) -> None:
@@ -103,18 +106,38 @@ class Afresh:
             StorageError: the checkpoint cannot be read any more.
             StateMismatch: an object refuses its state.
         """
-        if self._again is None:
-            return
-        changed = self._agreed(self._changed())
+        if self._again is not None:
+            given = self._objects.unasked if self._is_whole else ()
+            self._tell(self._put(self._again, self._agreed(self._changed()), given))
+
+    def undo(self, *, alone: bool) -> None:
+        """What a void step has changed is what was restored again.
+
+        Args:
+            alone: the other ranks do not call it now.
+
+        Raises:
+            StorageError: as ``put_back``.
+        """
+        if self._again is not None:
+            changed = self._changed()
+            self._put(self._again, changed if alone else self._agreed(changed))
+
+    def _put(
+        self, again: Again, changed: Mapping[str, int], also: Collection[str] = ()
+    ) -> list[str]:
+        """Give objects what was restored; those of ``changed`` that are another now.
+
+        A loader's state is not asked for, which may begin its pass; given it can be (``also``).
+        """
         unread = {key for key, how in changed.items() if how == _TENSORS}
         before = self._look(unread, whole=True)
         with random_state.preserved():  # somebody's load_state_dict may draw
             self._put_data(changed.keys() - unread)
-            # A loader's state is not asked for, which may begin its pass; given it can be.
-            if given := unread | set(self._objects.unasked if self._is_whole else ()):
-                self._again(given)
+            if given := unread | set(also):
+                again(given)
         after = self._look(unread, whole=True)
-        self._tell([key for key in changed if key not in after or before[key].differs(after[key])])
+        return [key for key in changed if key not in after or before[key].differs(after[key])]
 
     def stand_by(self) -> None:
         """Others, whose scripts have begun anew, call ``put_back``; here nothing was to be put."""
@@ -182,7 +205,7 @@ class Afresh:
         if keys and self._link.rank == 0:
             say(
                 "what the script has changed in front of this loop is in the checkpoint already: "
-                f"put back to step {self._step} ({', '.join(keys)}). What is to change from here "
+                f"put back to step {self.step} ({', '.join(keys)}). What is to change from here "
                 "on belongs in the loop, or behind it"
             )
 

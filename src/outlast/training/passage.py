@@ -155,6 +155,10 @@ ON_THE_WAY: Final = (
     "connection closed by a loss elsewhere, and this process starts anew: it was still on its way "
     "to the loop over session.steps()"
 )
+BEHIND: Final = (
+    "connection closed by a loss elsewhere, and this process starts anew: the code behind a loop "
+    "that had ended reads what its body sets, and that body cannot run here alone"
+)
 FROM_NOTHING: Final = (
     "connection closed by a loss elsewhere, and this process starts anew: there is no checkpoint"
 )
@@ -371,6 +375,23 @@ class Passage:
             self.way.loop_ends()
             if self._keeping is not None:
                 self._keeping.keep_nothing()  # no loop goes back into the one before it
+
+    @contextlib.contextmanager
+    def apart(self) -> Iterator[None]:
+        """Within, a loop's body runs that those who go on have behind them: it sends nothing.
+
+        Raises:
+            NotInProcess: its sums are not torch's.
+        """
+        if self._objects.bits.any_size or division_of(self._objects).twins:
+            raise NotInProcess(BEHIND)
+        over.is_apart = True
+        self._collectives.begin()
+        try:
+            yield
+        finally:
+            self._collectives.end()
+            over.is_apart = False
 
     def handed_out(self, frame: types.FrameType) -> None:
         """A batch is about to leave ``frame``: a step begins."""

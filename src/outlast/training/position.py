@@ -194,6 +194,7 @@ class Position:
         self._done = 0  # completed steps
         self._ahead: dict[str, Any] | None = None  # the position at the end of this step
         self._is_given_back = False  # the newest batch
+        self._newest: list[Any] = []  # that batch, in a process that has not had it
         self._num_had = 0  # batches of this loop in a process before, until its next one is here
         self._loops = LoopLines()
         self._epochs = Epochs()
@@ -335,12 +336,14 @@ class Position:
         epochs: int | None = None,
         one_pass: bool = False,
         is_over: bool = False,
+        can_repeat: bool = False,
     ) -> None:
         """Iterate ``loader`` from where this loop stands.
 
         It ends rather than starting the epoch number ``epochs``. With ``one_pass`` it ends with the
         epoch that it is in, whichever that is: the loop before may have ended with the one before,
-        and a resumed loop is in the one that it had begun.
+        and a resumed loop is in the one that it had begun. At its end it ``can_repeat`` its newest
+        batch.
 
         Raises:
             ConfigError: the loader cannot be used, or does not fit the checkpoint.
@@ -354,12 +357,15 @@ class Position:
         self._hold(loader, feed)
         batch = 0
         doubts: list[str] = []
+        self._newest = []
         if self._saved and self.saved_loop == self.loop:
             self._is_reached = True
             batch = int(self._saved.get(BATCH, step))
             # At its end it would be read for nothing, but for one that goes on in the next loop.
-            if not is_over or feed.goes_on or feed.kind != "iterable":
-                feed.restore(self._saved["position"])
+            if can_repeat or not is_over or feed.goes_on or feed.kind != "iterable":
+                may_be_over = is_over or self._saved.get("over", False)
+                (feed.again if may_be_over else feed.restore)(self._saved["position"])
+                self._newest = feed.newest
             afresh.put_back()
             doubts = self._go_on(step, streams)
             if self._is_counted:
@@ -534,7 +540,15 @@ class Position:
             StopIteration: there is none.
         """
         assert self._feed is not None  # noqa: S101 - opened before
-        return self._skipping.next(self._feed, step)
+        batch = self._skipping.next(self._feed, step)
+        self._newest.clear()
+        return batch
+
+    def take_newest(self) -> list[Any]:
+        """The batch in front of a resumed loop's end, where that is known and it has none more."""
+        found = [*self._newest]
+        self._newest.clear()
+        return found
 
     def handed_out(self, frame: types.FrameType, step: int, rank: int) -> None:
         """A batch is about to leave ``frame``: say once what begins anew beside a resumed loop."""
@@ -557,6 +571,11 @@ class Position:
     def line(self) -> str:
         """Where the script has its loop."""
         return self._site.line
+
+    @property
+    def has_counter(self) -> bool:
+        """Whether the script counts loops like the one that was called last."""
+        return bool(self._site.counted or self._site.added)
 
     @property
     def is_tied(self) -> bool:
@@ -624,6 +643,7 @@ class Position:
             _say_doubt(doubt, step, link.rank)
         feed.doubts.clear()
         self._feed, self._done, self._ahead = feed, step, None
+        self._newest = []
         self._held.restore(saved.get("held", ()))
         self._skipping.begin(self.loop, int(saved[BATCH]))
 

@@ -56,6 +56,7 @@ from outlast.training.footing import OTHERS_S, Footing, LoopPosition
 from outlast.training.passage import FROM_NOTHING, Home, Passage
 from outlast.training.position import Position, refuse_call, refuse_loop
 from outlast.training.saving import COMMIT_TIMEOUT_S, PendingSave, Saves, Saving
+from outlast.training.void_steps import VoidSteps
 
 Batch = TypeVar("Batch")
 
@@ -112,6 +113,7 @@ class Session:
         self._transient: Transient
         self._gradients: ScriptGradients
         self._saving: Saving
+        self._void_steps: VoidSteps
 
     # --- entering and leaving ----------------------------------------------------------------
 
@@ -131,6 +133,9 @@ class Session:
             self._unnamed, self._transient = Unnamed(self._objects), Transient(self._objects)
             self._hyper = Hyperparameters(self._objects.stateful, self._keep_new)
             self._gradients = ScriptGradients(lambda: self._objects.stateful, self._unnamed.saw)
+            self._void_steps = VoidSteps(
+                self._position, self._gradients, lambda: self._on, self._entry.frame_id
+            )
             self._saving = Saving(self._objects, self._position, self._hyper, self._gradients)
             for name, state in self._objects.capture(loaders=False).items():
                 flatten(state, name)  # what cannot be saved is said now, not in an hour
@@ -220,8 +225,13 @@ class Session:
         bits.tell_of_resume(own.get("bits", ()), link.rank, saved_by, link.world_size)
         self._gradients.resumed(own, saved_by, link.world_size, link.rank)
         self._position.take_over(own_of, saved_by, link)
+        others_go_on = regained is not None or self._on.sources.others_live
         if self._passage is not None:
             self._passage.met(self._on, own_of, saved_by)
+            self._void_steps.apart = self._passage.apart if others_go_on else None
+        has_finished = self._on.books.attempt.finished_t and not self._settings.resume
+        self._void_steps.are_possible = not self.cannot_repeat
+        self._void_steps.has_finished = bool(has_finished)
 
         def once_more(keys: Collection[str]) -> None:
             again(keys)
@@ -249,6 +259,7 @@ class Session:
         traceback: TracebackType | None,
     ) -> None:
         self._is_over = True
+        self._void_steps.end()
         self._leave_loop()  # it may still be held: what comes now is no step
         is_excused = self._had_no_step(error)
         error = None if is_excused else error
@@ -374,6 +385,7 @@ class Session:
             open_at = self.step if self._in_loop else None
             refuse_loop(until, epochs, is_over=self._is_over, open_at=open_at)
             loader = self.adapted(loader)
+        self._void_steps.end()
         self._position.called(site, self.step, until)
         devices.settle(self._objects.stateful.values())  # they may have been brought there since
         limits = {"epochs": epochs, "one_pass": until is None and epochs is None}
@@ -384,9 +396,13 @@ class Session:
             if self._position.saved_loop == self._position.loop:  # as if it had just ended here
                 with excepthook.one_line_errors():
                     self._open(loader, **limits, is_over=True)
-                self._position.leave()
+                try:
+                    yield from self._void_steps.of_saved_loop(sys._getframe(1))
+                finally:
+                    self._position.leave()
             elif self._position.saved_loop > self._position.loop:
                 self._on.streams.restore(self.step)
+                yield from self._void_steps.of_ended_loop(loader, sys._getframe(1))
             return
         with excepthook.one_line_errors():
             self._open(loader, **limits)
@@ -416,6 +432,7 @@ class Session:
                 self._on.meter.stepping()
                 yield batch
                 is_in_hand = self._end_step()
+            yield from self._void_steps.of_saved_loop(sys._getframe(1))
         self._act_on_last_boundary()
 
     def log(self, *unnamed: Never, **scalars: Any) -> None:
@@ -431,13 +448,18 @@ class Session:
             first = next((one for one in given if isinstance(one, str)), "loss")
             with excepthook.one_line_errors():
                 raise ConfigError(f"numbers are logged by name; write: session.log({first}=…)")
-        self._on.log(scalars)
+        if not self._void_steps.is_running:
+            self._on.log(scalars)
 
     def save(self) -> PendingSave:
         """Ask for a checkpoint at the next step boundary; returns at once.
 
         Any one rank may ask, or all of them.
         """
+        if self._void_steps.is_running:  # the state is that which was resumed from
+            pending = self._saves.add(self.step)
+            self._saves.written(self.step, "")
+            return pending
         if not self._in_loop:
             # Nobody acts on requests outside of steps(); leaving the session saves the end.
             return self._saves.add(self.step, self._may_wait)
@@ -606,6 +628,7 @@ class Session:
                 objects=self._objects,
                 streams=self._on.streams,
                 afresh=self._on.afresh,
+                can_repeat=self._void_steps.are_due,
                 **limits,
             )
 

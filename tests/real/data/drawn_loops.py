@@ -455,6 +455,8 @@ class Run:
             self.saved = json.dumps(data), tensors
 
     def seen(self, *values):
+        if self._session._void_steps.is_running:
+            return  # the code behind a loop that had ended gets its variables
         step = self._session.step
         words = [value.tolist() if isinstance(value, torch.Tensor) else value for value in values]
         self.log.setdefault(step, []).append(words)
