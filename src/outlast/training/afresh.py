@@ -244,7 +244,13 @@ def held(objects: Objects, state: Mapping[str, Any]) -> Again:
         kept[key] = data, tensors
 
     def again(keys: Collection[str]) -> None:
-        objects.put({key: unflatten(*kept[key]) for key in keys if key in kept})
+        given = {key: kept[key] for key in keys if key in kept}
+        objects.put(
+            {  # copies: an object may make them its own, and they may be given once more
+                key: unflatten(data, {name: one.clone() for name, one in tensors.items()})
+                for key, (data, tensors) in given.items()
+            }
+        )
 
     return again
 
