@@ -140,6 +140,7 @@ def train(number):
             print(session.step, model.weight.item() != before, flush=True)
             if session._void_steps.is_running:
                 raise ValueError
+        assert isinstance(before, float)
         if not session.resumed and not number:
             while not list(session._settings.dir.glob("checkpoints/*02.a*/manifest.json")):
                 pass

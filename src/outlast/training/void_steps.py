@@ -10,8 +10,8 @@ Guarantees: the state behind a void step is that in front of it, to the bit. All
 void steps, so what their bodies send has an end; but for a worker that takes a lost one's place:
 the others are further, and it sends nothing.
 
-What it costs: a pass forward and backward, and two looks at the state. In a loop of ``range()``
-that the checkpoint is beyond, only where the source says that something is read behind it.
+What it costs: a pass forward and backward, and two looks at the state; only where the source says
+that something is read behind the loop.
 
 What can go wrong: what the body does besides is done twice (lines, files, counters of other
 services), and what it computes is that of the weights behind the step. Where a loader cannot give a
@@ -96,7 +96,7 @@ class VoidSteps:
         """
         self._kept.clear()
         batches = self._position.take_newest()
-        if self.are_due and (self.apart is None or _need(_of_script(frame)).is_there):
+        if self.are_due and _need(_of_script(frame)).is_there:
             yield from self._handed_out(batches)
 
     def of_ended_loop(self, loader: Any, frame: types.FrameType) -> Iterator[Any]:
