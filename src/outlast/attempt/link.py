@@ -326,6 +326,7 @@ class _RankProgress:
         # The newest step that was acted on; one that was resumed from is committed already.
         self.acted = completed or -1
         self.saved: Action | None = None  # if that was a save
+        self.ended = -1  # the newest step at which this rank has done what was due at a loop's end
         self.finished = False
 
 
@@ -432,7 +433,7 @@ class Agreement:
             progress.in_step = False
             self._wait_for_decisions(completed)
             due = self._take(completed, [a for a in progress.due if a.kind not in LAST])
-            progress.in_step = False
+            progress.in_step, progress.ended = False, completed
             return due
 
     def saved(self, completed: int) -> dict[str, Any] | None:
@@ -525,6 +526,9 @@ class Agreement:
         progress = self._progress
         with progress.changed:
             step = progress.completed + progress.in_step
+            if self._coordinator is not None and self._coordinator.asks_for_a_save:
+                # A rank that is still in the loop would save alone what rank 0 has passed here.
+                step = max(step, progress.ended + 1)
             progress.pledges[number] = step
         self._link.send(0, {"kind": "pledge", "round": number, "rank": self._link.rank, "at": step})
 
@@ -580,6 +584,11 @@ class _RoundLeader:
             if len(self._pledges) == self._link.world_size:
                 self._decide(self._asked)
         self._begin()
+
+    @property
+    def asks_for_a_save(self) -> bool:
+        """Whether the round under way is about one."""
+        return self._asked is not None and self._asked["action"] not in LAST
 
     @property
     def drains(self) -> list[dict[str, Any]]:

@@ -294,6 +294,23 @@ def test_a_save_at_a_boundary_that_another_rank_had_passed_is_told_at_the_loops_
     assert first.saved(5) is None
 
 
+def test_a_save_that_is_asked_for_behind_rank_0s_last_boundary_is_of_the_next_loop():
+    """Rank 1 is still in the last step: it would save it alone, and wait for rank 0's part."""
+    world = World(2)
+    for rank in world.ranks:
+        in_step(world, rank.rank, 3)
+    first, second = (rank.agreement for rank in world.ranks)
+    first.leave(4)
+    assert first.last_boundary(4) == []
+    second.request("save", not_before=4)
+    world.settle()
+    assert second.boundary(4) == []
+    second.leave(4)
+    for agreement in (first, second):
+        assert agreement.boundary(4) == []
+        assert [action.step for action in agreement.boundary(5)] == [5]
+
+
 def test_an_early_notice_is_told_to_rank_0_alone():
     world = World(2)
     heard = []
