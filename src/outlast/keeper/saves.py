@@ -441,9 +441,12 @@ class SavesInFlight:
 
     @property
     def idle(self) -> bool:
-        """Whether nothing is in flight."""
+        """Whether nothing is in flight but what later attempts have left behind.
+
+        That may never end: where a rank has never begun its part, or a storage does not answer.
+        """
         with self.lock:
-            return not self.table.open
+            return all(save.is_left for save in self.table.open.values())
 
     def names(self) -> set[SaveName]:
         """The names of all saves in flight."""

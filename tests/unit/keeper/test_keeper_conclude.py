@@ -281,6 +281,18 @@ def test_of_a_save_that_was_given_up_it_is_not_waited_for_what_a_writer_hangs_on
     assert line.endswith("to end attempt 1's save of step 5; going on without it")
 
 
+def test_one_that_a_rank_has_never_begun_keeps_nobody(left):
+    """That rank was lost before; the other one began, and has left since."""
+    one = left.keeper.worker(1, 2)
+    one.save(5, 1)
+    left.keeper.run()
+    assert not left.keeper.saves.idle
+    assert left.wait() == pytest.approx(saves.QUIET_S, abs=0.1)
+    (line,) = left.told
+    assert line.endswith("to end attempt 1's save of step 5; going on without it")
+    assert left.keeper.saves.idle, "or the keeper would never leave, and whoever waits for it"
+
+
 def test_one_whose_writers_move_is_waited_for(left):
     one, two = left.keeper.worker(0, 2), left.keeper.worker(1, 2)
     one.save(5, 1)
