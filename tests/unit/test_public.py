@@ -21,7 +21,17 @@ NAMES = {
     "dcp_writer",
     "session",
 }
-SESSION = {"adapted", "cannot_repeat", "epochs", "log", "resumed", "save", "step", "steps"}
+SESSION = {
+    "adapted",
+    "begins_at",
+    "cannot_repeat",
+    "epochs",
+    "log",
+    "resumed",
+    "save",
+    "step",
+    "steps",
+}
 ARGUMENTS = {
     "dir",
     "every",

@@ -130,6 +130,9 @@ def _refuse(trainer: Any) -> None:
         )
     if trainer.is_deepspeed_enabled:
         raise ConfigError("OutlastCallback cannot save what DeepSpeed holds; use FSDP or DDP")
+    every = trainer.callback_handler.callbacks
+    if sum(isinstance(one, OutlastCallback) for one in every) > 1:
+        raise ConfigError("the Trainer has more than one OutlastCallback; give it one")
 
 
 def _looping(loop: Any) -> Any:

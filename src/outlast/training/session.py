@@ -60,6 +60,7 @@ from outlast.training.void_steps import VoidSteps
 
 Batch = TypeVar("Batch")
 
+_OPENED: Final = ("_on", "_void_steps")  # what opening makes, and is asked for first
 COPIED_S: Final = 60.0  # for a snapshot to be whole before an attempt is left with nobody lost
 
 
@@ -119,7 +120,7 @@ class Session:
 
     def __getattr__(self, name: str) -> Any:
         """Asked for what is not there: of all that opening makes, this is needed first."""
-        if name == "_on":
+        if name in _OPENED:
             with excepthook.one_line_errors():
                 raise ConfigError(
                     "the session is not open; write: with outlast.session(…) as session:"

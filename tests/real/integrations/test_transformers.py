@@ -104,3 +104,16 @@ def test_the_trainer_alone_goes_on_from_what_is_exported(floor, tmp_path, kind):
     alone = floor.torchrun(*start, records, "--alone", "--from", out, *arguments, env=ENV)
     assert alone.wait() == 0, alone.text
     assert result(records)[0] == wanted[0], alone.text
+
+
+def test_two_callbacks_are_refused(tmp_path):
+    from transformers import Trainer, TrainingArguments
+
+    from outlast.errors import ConfigError
+    from outlast.integrations.transformers import OutlastCallback
+
+    args = TrainingArguments(str(tmp_path), use_cpu=True, report_to=[])
+    data, twice = [{"x": 1.0}], [OutlastCallback(), OutlastCallback()]
+    trainer = Trainer(torch.nn.Linear(1, 1), args, train_dataset=data, callbacks=twice)
+    with pytest.raises(ConfigError, match="more than one OutlastCallback; give it one"):
+        trainer.train()
