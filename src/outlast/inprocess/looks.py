@@ -55,6 +55,9 @@ _FIXED: Final = _NUMBERS | {str}
 Buffers = list[tuple[str, torch.Tensor]]  # names, one a line, and what they hold, in one piece
 
 
+_Place = tuple[str, dict[str, Any], str]  # of a model's buffer: name, table that has it, key there
+
+
 class Rest(msgspec.Struct, frozen=True, kw_only=True):
     """What is known of the state at a step's end, for later.
 
@@ -73,6 +76,7 @@ class Rest(msgspec.Struct, frozen=True, kw_only=True):
     _sent: list[_Copies]
     _data: dict[str, Any]  # key → small state
     _groups: dict[str, Any]  # key of an optimizer → its groups, without what they hold
+    _places: list[_Place] = []
     _whole: Whole | None = None
 
     def whole(self, now: Callable[[], BoundaryState]) -> Whole:
@@ -90,7 +94,11 @@ class Rest(msgspec.Struct, frozen=True, kw_only=True):
         live = {name: one for name, one in state.tensors.items() if name in state.lazy}
         others = {one for one in state.tensors if one not in live and not one.startswith(_PREFIX)}
         copies = _apart([*self._copies, *self._sent])
-        if set(map(id, live.values())) != set(map(id, self.live)) or others != set(copies):
+        is_there = all(
+            table.get(key) is state.tensors.get(name) for name, table, key in self._places
+        )
+        is_same = set(map(id, live.values())) == set(map(id, self.live))
+        if not is_same or others != set(copies) or not is_there:
             raise ConfigError("the state is made of other parts than at the step's end")
         data = {key: value for key, value in state.data.items() if key != OWN} | self._data
         for key, hyper in self._groups.items():
@@ -197,7 +205,7 @@ class _CommonPace:
             self._rises = rises if is_same else []
             self._at = rises.index(max(rises)) if self._rises else 0
             self._lead = self.tensors[self._at]
-        elif any(rises) or not any(self._rises):  # else no step was made, which tells nothing
+        elif any(rises):  # else no step was made, which tells nothing
             self.is_known = True
         self.is_known = self.is_known and is_as_before
         self._addresses, self._versions = addresses, versions
@@ -219,7 +227,7 @@ class _CommonPace:
 
     def _is_multiple(self, rises: list[int]) -> bool:
         unit, num = self._rises[self._at], rises[self._at]
-        if not unit:  # of fused optimizers no version moves
+        if not unit:
             return not any(rises)
         return all(one * unit == own * num for one, own in zip(rises, self._rises, strict=True))
 
@@ -305,7 +313,7 @@ class Looks:
         self._objects = objects
         self._names: dict[str, list[str]] = {}  # model → of all that it holds
         self._large: dict[str, list[int]] = {}  # model → where that is what optimizers change
-        self._small: list[tuple[str, dict[str, Any], str]] = []  # name, table that has it, key
+        self._small: list[_Place] = []
         self._optimizers: dict[str, _OptimizerLooks] = {}
         self._others: dict[str, Any] = {}
         self._live: list[torch.Tensor] = []
@@ -343,6 +351,7 @@ class Looks:
             _sent=sent,
             _data=data,
             _groups=hyper,
+            _places=self._small,
         )
 
     def _look(self) -> bool:

@@ -260,7 +260,7 @@ class RestartPolicy:
         if leaving:
             return _stop(
                 Exit.DRAINED,
-                "the workers ended before they drained; the newest commit, if any, stands",
+                "the workers ended on their way out; the newest commit, if any, stands",
             )
         if Exit.ROLLED_BACK in codes and rolled_back:  # how many there may be is decided there
             self._furthest, self._without_progress = -1, 0

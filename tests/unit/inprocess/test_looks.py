@@ -167,6 +167,25 @@ def test_other_modules_are_looked_at_anew():
     assert as_lists(taken.whole(job.state)) == as_lists(of_all(job.state()).whole(job.state))
 
 
+def test_a_module_that_another_one_takes_the_place_of_completes_nothing():
+    job = Job()
+    job.model[1] = nn.BatchNorm1d(3, affine=False)  # it has buffers alone
+    looks = paced(job)
+    job.model[1] = nn.BatchNorm1d(3, affine=False)
+    with pytest.raises(ConfigError, match="other parts"):
+        looks.take().whole(job.state)
+
+
+def test_an_optimizer_that_seldom_steps_is_looked_at_each_time():
+    job = Job()
+    looks = job.looks()
+    for number in range(3 * module.DUE):
+        job.body()
+        if number % 10 == 9:
+            job.optimizer.step()
+        assert looks.take().marks.hold(), number
+
+
 def test_a_state_of_other_parts_completes_nothing():
     job = Job()
     taken = job.looks().take()

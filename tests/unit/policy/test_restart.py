@@ -53,7 +53,7 @@ def test_a_machine_that_leaves_is_not_worth_another_attempt():
     assert judge(policy, crash(5), leaving=True) == 75
     assert judge(policy, killed(5), leaving=True) == 75
     verdict = policy.judge([killed(5)], lasted_s=1.0, leaving=True)
-    assert "before they drained" in verdict.reason
+    assert "on their way out" in verdict.reason
 
 
 def test_the_same_traceback_at_the_same_step_twice_is_a_bug():
