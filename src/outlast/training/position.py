@@ -361,11 +361,14 @@ class Position:
         if self._saved and self.saved_loop == self.loop:
             self._is_reached = True
             batch = int(self._saved.get(BATCH, step))
-            # At its end it would be read for nothing, but for one that goes on in the next loop.
-            if can_repeat or not is_over or feed.goes_on or feed.kind != "iterable":
+            # At its end it would be read for nothing, but for one that goes on in the next loop, or
+            # for its newest batch: where that cannot be had (of so many workers), there is none.
+            is_needed = not is_over or feed.goes_on or feed.kind != "iterable"
+            if is_needed or can_repeat:
                 may_be_over = is_over or self._saved.get("over", False)
-                (feed.again if may_be_over else feed.restore)(self._saved["position"])
-                self._newest = feed.newest
+                with contextlib.nullcontext() if is_needed else contextlib.suppress(ConfigError):
+                    (feed.again if may_be_over else feed.restore)(self._saved["position"])
+                    self._newest = feed.newest
             afresh.put_back()
             doubts = self._go_on(step, streams)
             if self._is_counted:
