@@ -49,6 +49,13 @@ def _floor(tmp_path):
 
 
 @pytest.fixture
+def job(tmp_path, monkeypatch):
+    """The directory of a job in this very process, which no launcher has started."""
+    real.alone(monkeypatch)
+    return tmp_path / "job"
+
+
+@pytest.fixture
 def rng():
     """Random numbers that a failing run prints the seed of: set OUTLAST_TEST_SEED to replay."""
     return random.Random(thorough.seed())

@@ -61,6 +61,12 @@ _warm.set_forkserver_preload(
 )
 
 
+def alone(monkeypatch):
+    """This process is no worker of a launcher's, whatever a test before it has left set."""
+    for name in ("RANK", "WORLD_SIZE", "OUTLAST_STORE", "OUTLAST_DIR"):
+        monkeypatch.delenv(name, raising=False)
+
+
 def until(condition, what, *, running=None, limit_s=LIMIT_S, every_s=POLL_S):
     """Wait for ``condition`` and return what it gave; fails after a deadline, never before.
 

@@ -4,6 +4,7 @@ import threading
 import time
 
 import pytest
+from floor import alone
 
 from outlast.checkpoint.capture import Capture, Copiers
 
@@ -49,8 +50,7 @@ class Watch:
 @pytest.fixture(name="job")
 def _job(tmp_path, monkeypatch):
     """The directory of a job in this very process."""
-    for name in ("RANK", "WORLD_SIZE", "OUTLAST_STORE", "OUTLAST_DIR"):
-        monkeypatch.delenv(name, raising=False)
+    alone(monkeypatch)
     monkeypatch.setenv("OUTLAST_NOTICE_PLATFORM", "none")
     return tmp_path / "job"
 

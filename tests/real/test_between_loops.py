@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from floor import SCRIPTS, Job, until
+from floor import SCRIPTS, Job, alone, until
 
 import outlast
 import thorough
@@ -76,8 +76,7 @@ def test_two_ranks(floor, tmp_path):
 
 @pytest.fixture
 def job(tmp_path, monkeypatch):
-    for name in ("RANK", "WORLD_SIZE", "OUTLAST_STORE", "OUTLAST_DIR"):
-        monkeypatch.delenv(name, raising=False)
+    alone(monkeypatch)
     # The end of a loop is no save of its own, however long it takes on a busy machine.
     monkeypatch.setattr(turns, "END_AFTER_S", 1e6)
     return Job(tmp_path / "job")

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
+from floor import alone
 from safetensors.torch import save_file
 
 import outlast
@@ -18,8 +19,7 @@ SCRIPT = Path(__file__).parent / "scripts" / "begins.py"
 
 @pytest.fixture(autouse=True)
 def _alone(tmp_path, monkeypatch):
-    for name in ("RANK", "WORLD_SIZE", "OUTLAST_STORE", "OUTLAST_DIR"):
-        monkeypatch.delenv(name, raising=False)
+    alone(monkeypatch)
     monkeypatch.chdir(tmp_path)
 
 

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from floor import alone
 
 import outlast
 from outlast.errors import ConfigError
@@ -9,8 +10,7 @@ from outlast.errors import ConfigError
 
 @pytest.fixture(autouse=True)
 def _alone(tmp_path, monkeypatch):
-    for name in ("RANK", "WORLD_SIZE", "OUTLAST_STORE", "OUTLAST_DIR"):
-        monkeypatch.delenv(name, raising=False)
+    alone(monkeypatch)
     monkeypatch.chdir(tmp_path)
 
 

@@ -40,13 +40,6 @@ class Counting(nn.Linear):
         return super().forward(x) / self.count
 
 
-@pytest.fixture
-def job(tmp_path, monkeypatch):
-    for name in ("RANK", "WORLD_SIZE", "OUTLAST_STORE", "OUTLAST_DIR"):
-        monkeypatch.delenv(name, raising=False)
-    return tmp_path / "job"
-
-
 def test_what_training_changes_and_no_checkpoint_holds_is_said(job, capfd):
     model = Counting()
     optimizer = torch.optim.SGD(model.parameters(), 0.1)

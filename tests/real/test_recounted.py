@@ -4,6 +4,7 @@ import sys
 
 import pytest
 import torch
+from floor import alone
 from torch.utils.data import DataLoader, TensorDataset
 
 import outlast
@@ -14,8 +15,7 @@ CALM = {}  # form and kind → the run that nothing stopped
 
 @pytest.fixture(autouse=True)
 def _alone(tmp_path, monkeypatch):
-    for name in ("RANK", "WORLD_SIZE", "OUTLAST_STORE", "OUTLAST_DIR"):
-        monkeypatch.delenv(name, raising=False)
+    alone(monkeypatch)
     monkeypatch.chdir(tmp_path)
 
 

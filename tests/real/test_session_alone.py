@@ -18,13 +18,6 @@ from outlast.policy import cadence
 from outlast.report.facts import facts
 
 
-@pytest.fixture
-def job(tmp_path, monkeypatch):
-    for name in ("RANK", "WORLD_SIZE", "OUTLAST_STORE", "OUTLAST_DIR"):
-        monkeypatch.delenv(name, raising=False)
-    return tmp_path / "job"
-
-
 def test_waiting_for_a_save_ahead_of_its_boundary_is_refused(job):
     with outlast.session(model=torch.nn.Linear(2, 1), dir=job, every="1 h") as session:
         pending = None

@@ -9,7 +9,7 @@ import time
 
 import pytest
 import torch
-from floor import SCRIPTS, Job, until
+from floor import SCRIPTS, Job, alone, until
 from hypothesis import given
 from hypothesis import strategies as st
 from torch.utils.data import DataLoader
@@ -18,17 +18,6 @@ import outlast
 from thorough import examples
 
 SAMPLES, BATCH, STEPS = 36, 4, 20
-
-
-@pytest.fixture
-def job(tmp_path, monkeypatch):
-    alone(monkeypatch)
-    return tmp_path / "job"
-
-
-def alone(monkeypatch):
-    for name in ("RANK", "WORLD_SIZE", "OUTLAST_STORE", "OUTLAST_DIR"):
-        monkeypatch.delenv(name, raising=False)
 
 
 class Rows(torch.utils.data.Dataset):

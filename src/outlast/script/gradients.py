@@ -85,7 +85,7 @@ class ScriptGradients:
         models = [one for one in self._objects().values() if isinstance(one, torch.nn.Module)]
         self._by_hand = _SeenStep(lambda: (p for model in models for p in model.parameters()))
         self._unsummed = _some([held for _, held, _ in self._fsdp2()])
-        self._groups = [group for model in models for group, _ in _fsdp_groups(model)]
+        self._groups = [group for _, group in self._fsdp2_groups()]
         named = self._objects().values()
         self._is_named = any(isinstance(value, torch.optim.Optimizer) for value in named)
 

@@ -96,13 +96,6 @@ def fit(root, *callbacks, processes=0, ckpt_path=None, **given):
     return trainer, net
 
 
-@pytest.fixture
-def job(tmp_path, monkeypatch):
-    for name in ("RANK", "WORLD_SIZE", "OUTLAST_STORE", "OUTLAST_DIR"):
-        monkeypatch.delenv(name, raising=False)
-    return tmp_path / "job"
-
-
 def ours(job):
     return LightningCallback(dir=job, every="1 h")
 
