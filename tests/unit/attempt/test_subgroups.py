@@ -2,6 +2,7 @@
 
 import socket
 import types
+import weakref
 
 import pytest
 import torch
@@ -51,14 +52,14 @@ def holders():
 def test_whatever_holds_one_has_the_new_one(watched):
     there = holders()
     names = [there.group.group_name, there.known["b"].group_name]
-    before = list(map(id, (there.group, there.known["b"])))
+    before = [weakref.ref(group) for group in (there.group, there.known["b"])]
     assert watched.why_not() == ""
     for _ in range(2):
         crossed(watched)
         assert there.cell.cell_contents is there.group
         assert there.known["a"] == [there.known["b"]]
         assert [there.group.group_name, there.known["b"].group_name] == names
-        assert not {*before} & {id(there.group), id(there.known["b"])}
+        assert not {old() for old in before} & {there.group, there.known["b"]}
         dist.all_reduce(torch.ones(1), group=there.group)
         dist.all_reduce(torch.ones(1), group=there.known["b"])
 
