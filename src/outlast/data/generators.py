@@ -49,6 +49,7 @@ import types
 import warnings
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from pathlib import Path
 from typing import Any, Final
 
 import msgspec
@@ -68,7 +69,9 @@ State = dict[str, Any]
 _LEAVES: Final = (str, bytes, bytearray, int, float, complex, type(None), torch.Tensor, np.ndarray)
 _BUILTIN_ITERATORS: Final = (enumerate, zip, map, filter, itertools.islice, itertools.chain)
 _LOOKED_INTO: Final = ("outlast.data.loader", "outlast.data.stream")  # they hold data sets
-_LIBRARIES: Final = tuple({sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib")})
+_PATHS: Final = {sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib")}
+_LIBRARIES: Final = (*_PATHS, str(Path(__file__).parents[1]))  # and this package, installed or not
+_INSTALLED: Final = ("/site-packages/", "/dist-packages/")  # of an environment beneath this one
 
 
 class Held:
@@ -237,7 +240,8 @@ def _is_of_a_library(value: Any) -> bool:
 
 def is_users(file: str) -> bool:
     """Whether a source file is the script's, or of its kind: not of Python or a library."""
-    return not file.startswith(("<frozen", *_LIBRARIES))
+    is_library = file.startswith(("<frozen", *_LIBRARIES))
+    return not is_library and not any(name in file for name in _INSTALLED)
 
 
 def _parts(value: Any) -> Iterator[tuple[str, Any]]:

@@ -18,6 +18,7 @@ same epoch number, so it is taken back where its pass ends.
 from __future__ import annotations
 
 import contextlib
+import copy
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Final, cast
 
@@ -25,6 +26,7 @@ import torch
 
 from outlast.data.random_state import preserved
 
+_SCALARS: Final = frozenset({int, float, bool, str, bytes, type(None)})
 _SHUFFLE_BUFFER: Final = "BufferShuffledExamplesIterable"  # of Hugging Face's datasets
 
 
@@ -37,26 +39,29 @@ class HeldState:
 
     def __init__(self, holder: Any) -> None:
         self._holder = holder
-        self._fresh: Any = None
+        self._fresh: tuple[Any, Any] | None = None
 
     def read(self, iterator: Any) -> Any:
         """Where it stands."""
         del iterator
-        return self._holder.state_dict()
+        return _still(self._holder.state_dict())
 
     def resumed(self, state: Any, begin: Callable[[], Iterator[Any]]) -> Iterator[Any]:
         """An iterator that goes on from ``state``; ``begin`` makes one."""
-        if not _begins_anew(self._holder):
-            self._fresh = self._holder.state_dict()
-        self._holder.load_state_dict(state)
+        begins_anew = _begins_anew(self._holder)
+        standing = getattr(self._holder, "dataset", None) if begins_anew else self._holder
+        if not begins_anew or has_state(standing):
+            self._fresh = standing, _still(standing.state_dict())
+        self._holder.load_state_dict(_still(state))
         return begin()
 
     def put_back(self) -> None:
         """Stand where it stood before ``resumed``."""
         self.pass_ended()
         if self._fresh is not None:
+            standing, state = self._fresh
             with contextlib.suppress(Exception):  # what comes of it is compared with what came
-                self._holder.load_state_dict(self._fresh)
+                standing.load_state_dict(state)
 
     def pass_ended(self) -> None:
         """The pass that was resumed is over: the next one begins at its beginning."""
@@ -87,6 +92,17 @@ class IteratorState:
 
     def pass_ended(self) -> None:
         """Nothing, likewise."""
+
+
+def _still(state: Any) -> Any:
+    """The same state, which stays as it is while its holder goes on with its own containers."""
+    if isinstance(state, dict):
+        return {key: _still(value) for key, value in state.items()}
+    if isinstance(state, list | tuple):
+        is_plain = _SCALARS.issuperset(map(type, state))
+        kept = list(state) if is_plain else [_still(one) for one in state]
+        return kept if isinstance(state, list) else tuple(kept)
+    return state.clone() if isinstance(state, torch.Tensor) else copy.copy(state)
 
 
 def state_within(loader: Any) -> HeldState | None:

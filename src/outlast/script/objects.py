@@ -32,6 +32,7 @@ from typing import Any, Final
 
 import msgspec
 import torch
+import torch.distributed as dist
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from outlast.checkpoint import boundary
@@ -168,6 +169,7 @@ class Objects:
         self._stateful: dict[str, Any] = {}
         self._known_names: dict[str, tuple[Any, list[str]]] = {}  # by optimizer, and for what
         self._restore: Restore | None = None
+        self._waiting: list[Callable[[Mapping[str, Any]], None]] = []
         wrappers: list[torch.nn.Module] = []
         for name, value in named.items():
             if name == OWN or "@" in name or "." in name:  # with a dot, a tensor of another object
@@ -248,7 +250,20 @@ class Objects:
                     state[name] = named_state(value, names, self._attributes[name])
                 except ConfigError as error:
                     raise ConfigError(f"{name}: {error}") from error
+        waiting, self._waiting = self._waiting, []
+        for look in waiting:
+            look(state)
         return state
+
+    def show(self, look: Callable[[Mapping[str, Any]], None]) -> None:
+        """Have ``look`` see what is given next: name → state.
+
+        One rank by itself asks no object: to give its state it may need the other ranks (a DTensor
+        that is put together), which would not know of it. It sees what all ranks give together.
+        """
+        self._waiting.append(look)
+        if not (dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1):
+            self.capture(loaders=False)
 
     def walked(self, name: str) -> tuple[list[str], list[Any]] | None:
         """Of one model: what its state holds, if ``capture`` has shown how; else None."""

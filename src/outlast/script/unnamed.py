@@ -110,19 +110,20 @@ class Unnamed:
         for found in self._found.values():
             found.steps += found.is_at_work
             if found.is_at_work and found.steps == STEPS:
-                ripe.append(found.it())
+                ripe.append(found.it)
             found.is_at_work = False
         if ripe:
-            try:
-                self._judge([one for one in ripe if one is not None])
-            except Exception as error:  # noqa: BLE001 - what only observes never stops training
-                logger.warning("what is not named was not looked for: %s", error)
+            with _never_stops_training():
+                self._objects.show(functools.partial(self._judge, ripe))
 
-    def _judge(self, ripe: Collection[Any]) -> None:
+    def _judge(self, ripe: Iterable[weakref.ref[Any]], state: Mapping[str, Any]) -> None:
+        with _never_stops_training():
+            self._say(ripe, _InCheckpoints(self._objects.stateful, state))
+
+    def _say(self, ripe: Iterable[weakref.ref[Any]], saved: _InCheckpoints) -> None:
         named = self._objects.stateful
-        saved = _InCheckpoints(named, self._objects.capture)
         lines: list[str] = []
-        for one in ripe:
+        for one in filter(None, (ref() for ref in ripe)):
             if isinstance(one, torch.optim.Optimizer):
                 lines += self._of_optimizer(one, named, saved)
             elif isinstance(one, torch.nn.Module):
@@ -165,6 +166,14 @@ class Unnamed:
                     yield _line(one, "a resumed run begins its schedule anew", "scheduler", named)
 
 
+@contextlib.contextmanager
+def _never_stops_training() -> Iterator[None]:
+    try:
+        yield
+    except Exception as error:  # noqa: BLE001 - it only observes
+        logger.warning("what is not named was not looked for: %s", error)
+
+
 class _Found:
     """Something that was seen at work; it is not held."""
 
@@ -178,16 +187,19 @@ class _Found:
 class _InCheckpoints:
     """What is in the checkpoints."""
 
-    def __init__(self, named: Mapping[str, Any], capture: Callable[..., Mapping[str, Any]]) -> None:
+    def __init__(self, named: Mapping[str, Any], state: Mapping[str, Any]) -> None:
         self._named = named
-        self._capture = capture
+        self._state = state
 
     @functools.cached_property
     def _places(self) -> set[int]:
         found: set[int] = set()
         with contextlib.suppress(ConfigError):
-            for name, state in self._capture(loaders=False).items():
-                found |= {_place(tensor) for tensor in flatten(state, name)[1].values()}
+            for name, state in self._state.items():
+                tensors = flatten(state, name)[1]
+                found |= {_place(tensor) for tensor in tensors.values()}
+                names = [one.removeprefix(f"{name}.") for one in tensors]
+                found |= {_place(one) for one in _renamed(self._named.get(name), names)}
         return found
 
     def has(self, tensors: Iterable[torch.Tensor]) -> bool:
@@ -221,12 +233,23 @@ class _InCheckpoints:
     def _with_optimizers(self) -> list[Any]:
         """Named objects whose state may be an optimizer's: a scheduler refers to one only."""
         found = [v for v in self._named.values() if isinstance(v, torch.optim.Optimizer)]
-        for value in self._others:
-            with contextlib.suppress(Exception):
-                data, tensors = flatten(value.state_dict(), "")
+        others = self._others
+        for name, value in self._named.items():
+            if name in self._state and any(value is one for one in others):
+                data, tensors = flatten(self._state[name], name)
                 if tensors or "param_groups" in str(data):
                     found.append(value)
         return found
+
+
+def _renamed(value: Any, saved: Collection[str]) -> Iterator[torch.Tensor]:
+    """Parameters that a module's hooks give under other names: parts of a fused one, say."""
+    owners = modules.owners_of(value) if isinstance(value, torch.nn.Module) else {}
+    for prefix, module in owners.items():
+        own = {*dict(module.named_parameters()), *dict(module.named_buffers())}
+        given = [name.removeprefix(prefix) for name in saved if name.startswith(prefix)]
+        if any(name not in own for name in given):
+            yield from module.parameters()
 
 
 def _is_plain_module(value: Any) -> bool:
@@ -370,8 +393,11 @@ class Transient:
         try:
             self._look()
         except Exception as error:  # noqa: BLE001 - what only observes never stops training
-            self._next = 0
-            logger.warning("tensors that are not saved were not looked at: %s", error)
+            self._gave_up(error)
+
+    def _gave_up(self, error: Exception) -> None:
+        self._next = 0
+        logger.warning("tensors that are not saved were not looked at: %s", error)
 
     def _look(self) -> None:
         ripe: list[_Candidate] = []
@@ -386,14 +412,21 @@ class Transient:
             self._next = 0 if self._steps >= LOOKS[1] else self._next
         if ripe:
             self._named |= {one.name for one in ripe}
-            unsaved = [one for one in ripe if not self._is_saved(one.tensor)]
+            self._objects.show(functools.partial(self._judge, ripe))
+
+    def _judge(self, ripe: Iterable[_Candidate], state: Mapping[str, Any]) -> None:
+        try:
+            unsaved = [one for one in ripe if not self._is_saved(one.tensor, state)]
+        except Exception as error:  # noqa: BLE001 - what only observes never stops training
+            self._gave_up(error)
+        else:
             if unsaved:
                 say(_changed_line(unsaved))
 
-    def _is_saved(self, tensor: torch.Tensor) -> bool:
+    def _is_saved(self, tensor: torch.Tensor, states: Mapping[str, Any]) -> bool:
         """Whether its memory, or a copy that an object of the script's gives, is saved."""
         digest, places = _digest(tensor), set(modules.storages(tensor))
-        for name, state in self._objects.capture(loaders=False).items():
+        for name, state in states.items():
             is_torchs = isinstance(self._objects.stateful[name], _TORCHS)
             for other in flatten(state, name)[1].values():
                 if not places.isdisjoint(modules.storages(other)):

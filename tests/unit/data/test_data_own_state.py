@@ -39,13 +39,13 @@ class Lines:
         return self.buffer.pop(self.word % len(self.buffer))
 
     def state_dict(self):
-        buffer = list(self.buffer) if self.has_all else []
+        buffer = self.buffer if self.has_all else []  # itself, which goes on changing
         return {"at": self.at, "word": self.word, "buffer": buffer}
 
     def load_state_dict(self, state):
         if self.fails:
             raise RuntimeError("not for this data")
-        self.at, self.word, self.buffer = state["at"], state["word"], list(state["buffer"])
+        self.at, self.word, self.buffer = state["at"], state["word"], state["buffer"]
 
 
 class Walk:
@@ -105,6 +105,32 @@ def test_a_state_that_has_all_is_gone_on_from():
 def test_one_that_has_not_is_not_used_and_the_epoch_is_gone_through_again(how):
     read = resumed(lambda: Lines(**how), 10)
     assert max(read) >= SIZE - 2
+
+
+class Standing(torch.utils.data.IterableDataset):
+    """Goes on where it stands in each pass, as a text's tokens are packed; lends its list."""
+
+    def __init__(self, *, has_all=True):
+        self.at, self.left, self.has_all = 0, [], has_all
+
+    def __iter__(self):
+        while True:
+            self.left.extend(range(10 * self.at, 10 * self.at + 5))
+            self.at += 1
+            while len(self.left) >= 3:
+                sample, self.left = self.left[:3], self.left[3:]
+                yield torch.tensor(sample)
+
+    def state_dict(self):
+        return {"at": self.at, "left": self.left if self.has_all else []}
+
+    def load_state_dict(self, state):
+        self.at, self.left = state["at"], state["left"]
+
+
+@pytest.mark.parametrize("has_all", [True, False])
+def test_a_data_set_that_goes_on_where_it_stands_in_a_stateful_loader(has_all):
+    resumed(lambda: StatefulDataLoader(Standing(has_all=has_all), 2), 12)
 
 
 def test_an_iterator_with_a_state():

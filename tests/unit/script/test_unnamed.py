@@ -143,6 +143,25 @@ def test_a_model_that_is_trained_and_not_named(capsys):
     assert not lines(capsys, {**named, "its": its, "second": second}, body)
 
 
+class Fused(nn.Linear):
+    """Its state has its one weight in two parts."""
+
+    def __init__(self):
+        super().__init__(3, 4, bias=False)
+        self.register_state_dict_post_hook(Fused.split)
+
+    @staticmethod
+    def split(_, state, prefix, __):
+        both = state.pop(f"{prefix}weight")
+        state[f"{prefix}even"], state[f"{prefix}odd"] = both[::2].clone(), both[1::2].clone()
+
+
+def test_what_a_module_gives_under_other_names_is_saved(capsys):
+    model = nn.Sequential(Fused(), nn.Linear(4, 1))
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    assert not lines(capsys, {"model": model, "optimizer": optimizer}, trains(model, optimizer))
+
+
 def test_schedulers(capsys):
     model, optimizer = build()
     scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 100)
