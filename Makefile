@@ -7,7 +7,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check --no-input
 
 .DEFAULT_GOAL := help
-.PHONY: help demo dist test test-all test-mosaic test-beside test-unit test-slurm test-wheel test-newest test-oldest check format unit bench zoo gpu gpu-wheels house docs reference pictures system-packages clean
+.PHONY: help demo dist test test-all test-mosaic test-beside test-unit test-slurm test-wheel test-newest test-oldest test-titan check format unit bench zoo gpu gpu-wheels house docs reference pictures system-packages clean
 
 help:
 	@echo "make demo    install into $(VENV), then train through a kill and a notice and prove it"
@@ -16,6 +16,7 @@ help:
 	@echo "make test-mosaic  Mosaic's streaming, in an environment of its own (8 GB)"
 	@echo "make test-newest  the same tests but the longest with today's torch, in an environment of its own (8 GB)"
 	@echo "make test-oldest  and with torch 2.11, the oldest that is meant"
+	@echo "make test-titan  torchtitan's own trainer, killed and drained, with today's torch (a minute; 400 MB more)"
 	@echo "make dist    the sdist and the wheel, in dist/"
 	@echo "make test-wheel  the wheel in clean environments of each Python and torch: demo and types (6 GB at a time)"
 	@echo "make check   format, lint, types, import rules, unit tests (two minutes)"
@@ -153,6 +154,21 @@ $(MOSAIC)/.installed: pyproject.toml
 test-mosaic: $(MOSAIC)/.installed
 	OUTLAST_TEST_ALL=1 $(<D)/bin/python -m pytest tests/real/data/test_data_borrowed.py -k mosaic
 
+# torchtitan wants today's torch and other versions of Hugging Face's libraries than Transformers: its
+# environment lies on that of test-newest (400 MB more).
+TITAN := .venv-titan
+$(TITAN)/.installed: $(NEWEST)/.installed
+	$(PYTHON) -m venv $(@D)
+	$(@D)/bin/python -c 'import sysconfig; from pathlib import Path; \
+	  beneath = Path("$(NEWEST)/lib").resolve().glob("python*/site-packages"); \
+	  Path(sysconfig.get_path("purelib"), "beneath.pth").write_text( \
+	    f"import site; site.addsitedir({str(next(beneath))!r})")'
+	$(@D)/bin/python -m pip install -q --disable-pip-version-check --no-input torchtitan==0.3.0
+	@touch $@
+
+test-titan: $(TITAN)/.installed
+	$(<D)/bin/python tests/second_chance.py tests/real/integrations/test_torchtitan.py -n $(TEST_PROCESSES)
+
 unit: $(VENV)/.installed-test
 	$(UNIT) -q
 
@@ -242,4 +258,4 @@ gpu-wheels:
 	@du -sh $(WHEELS)
 
 clean:
-	rm -rf $(ZOO) $(MOSAIC) $(DOCS) site .cache $(NEWEST) $(OLDEST) $(VENV) $(GPU) $(WHEELS) build dist src/*.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(ZOO) $(MOSAIC) $(DOCS) site .cache $(TITAN) $(NEWEST) $(OLDEST) $(VENV) $(GPU) $(WHEELS) build dist src/*.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -1,9 +1,9 @@
 """A framework's job that is killed again and again, with Outlast and as its documentation says.
 
-For each framework a script (``bench/framework_train.py``) under ``torchrun`` that saves by the
-framework's own means and is started again where it was killed, and the same script under ``outlast
-run`` with what Outlast adds. Workers get SIGKILL at drawn moments, half of them where a save may be
-under way. Reported:
+For each framework a script (``bench/framework_train.py``; for torchtitan the tests' ``titan.py``)
+under ``torchrun`` that saves by the framework's own means and is started again where it was killed,
+and the same script under ``outlast run`` with what Outlast adds. Workers get SIGKILL at drawn
+moments, half of them where a save may be under way. Reported:
 
 - *blocked, s a save*: in a run that nothing happens to, the median time from step to step where a
   save lies in between, less the median of the others;
@@ -13,6 +13,7 @@ under way. Reported:
 - *the same run*: whether the weights at the end are those of the framework's own undisturbed run.
 
     python benchmarks/framework_kills.py [--kills 10] [--frameworks lightning]
+    .venv-titan/bin/python benchmarks/framework_kills.py --frameworks torchtitan
 """
 
 from __future__ import annotations
@@ -37,6 +38,7 @@ from bench.rotation import directory
 from bench.tables import emit, machine, markdown
 
 SCRIPT: Final = Path(__file__).with_name("bench") / "framework_train.py"
+TITAN: Final = Path(__file__).parents[1] / "tests/real/scripts/titan.py"
 FRAMEWORKS: Final = ("transformers", "lightning", "accelerate")
 LIMIT_S: Final = 900.0
 POLL_S: Final = 0.005
@@ -60,11 +62,10 @@ class Job:
         self._options = options
         self._log = (place / "log").open("w+")
         self._ours = ours
-        script = [str(SCRIPT), str(self.records), framework, "--steps", str(options.steps)]
-        script += ["--save-every", str(options.save_every), "--width", str(options.width)]
+        script = _script(framework, self.records, options, ours=ours)
         workers = ["--nproc-per-node", str(options.workers)]
         if ours:
-            job = ["run", *workers, "--dir", str(place / "job"), *script, "--ours"]
+            job = ["run", *workers, "--dir", str(place / "job"), *script]
             self._command = [sys.executable, "-m", "outlast", *job]
         else:
             meet = ["--master-port", str(free_port())]
@@ -140,6 +141,16 @@ class Job:
             except subprocess.TimeoutExpired:
                 os.killpg(self._process.pid, signal.SIGKILL)
         self._log.close()
+
+
+def _script(framework: str, records: Path, options: argparse.Namespace, *, ours: bool) -> list[str]:
+    if framework == "torchtitan":
+        own = ["--every", "1 h"] if ours else ["--plain"]
+        steps = [f"training.steps={options.steps}", f"checkpoint.interval={options.save_every}"]
+        return [str(TITAN), str(records), *own, *steps]
+    script = [str(SCRIPT), str(records), framework, "--steps", str(options.steps)]
+    script += ["--save-every", str(options.save_every), "--width", str(options.width)]
+    return [*script, "--ours"] if ours else script
 
 
 def undisturbed(job: Job, save_every: int) -> dict[str, Any]:

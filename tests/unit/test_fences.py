@@ -215,7 +215,9 @@ def wrong_outlast(words):
         known |= {option for one in command.params for option in one.opts}
     if command.name == "run":
         known |= launch_options()
-        script = next((i for i, word in enumerate(words) if word.endswith(".py")), len(words))
+        script = next(
+            (i for i, word in enumerate(words) if word.endswith(".py") or word == "-m"), len(words)
+        )
         words = words[:script]
     if "--" in words:
         words = words[: words.index("--")]

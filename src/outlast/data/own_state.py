@@ -49,7 +49,7 @@ class HeldState:
     def resumed(self, state: Any, begin: Callable[[], Iterator[Any]]) -> Iterator[Any]:
         """An iterator that goes on from ``state``; ``begin`` makes one."""
         begins_anew = _begins_anew(self._holder)
-        standing = getattr(self._holder, "dataset", None) if begins_anew else self._holder
+        standing: Any = getattr(self._holder, "dataset", None) if begins_anew else self._holder
         if not begins_anew or has_state(standing):
             self._fresh = standing, _still(standing.state_dict())
         self._holder.load_state_dict(_still(state))

@@ -14,5 +14,6 @@ imported by Outlast itself, so none of the frameworks has to be installed.
 ``lightning_checkpoints``  those that Lightning writes itself: whole, and verified
 ``state_file``             what is in them
 ``accelerate``             a session over what an Accelerator has prepared
+``torchtitan``             torchtitan's trainer: its checkpoint manager
 ``prepared_loader``        a loader that it has prepared, with a place that is saved
 """

@@ -195,11 +195,15 @@ _HOOKS: Final = (
 )
 
 
+_LEFT_OUT: Final = frozenset({"_checkpoint_wrapped_module", "_fsdp_wrapped_module"})
+
+
 def owners_of(model: torch.nn.Module) -> dict[str, torch.nn.Module]:
     """The outermost modules that keep, take or give state in a way of their own.
 
     Returns:
-        Prefix of the names → module; with "", the model itself.
+        Prefix of the names → module; with "", the model itself. Wrappers of torch's that leave
+        themselves out of a state's names (activation checkpointing) are left out here.
     """
     found: dict[str, torch.nn.Module] = {}
 
@@ -209,7 +213,7 @@ def owners_of(model: torch.nn.Module) -> dict[str, torch.nn.Module]:
             return
         for name, child in module._modules.items():
             if child is not None:
-                look(child, f"{prefix}{name}.")
+                look(child, prefix if name in _LEFT_OUT else f"{prefix}{name}.")
 
     look(model, "")
     return found

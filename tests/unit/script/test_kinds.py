@@ -13,6 +13,7 @@ from test_objects import through_disk
 from test_put import state_of
 from torch import nn
 from torch.ao import quantization
+from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 from torch.nn.parallel import DistributedDataParallel
 from unit_fakes import same
 
@@ -259,8 +260,9 @@ def test_from_a_survivor_it_goes_on_as_it_would_have(kind):
     )
 
 
-def test_what_is_around_a_module_with_a_way_of_its_own_is_filled_where_it_lies(tmp_path):
-    saved, fresh = (nn.Sequential(nn.Linear(4, 4), Growing()) for _ in range(2))
+@pytest.mark.parametrize("wrap", [nn.Sequential, checkpoint_wrapper])
+def test_what_is_around_a_module_with_a_way_of_its_own_is_filled_where_it_lies(tmp_path, wrap):
+    saved, fresh = (nn.Sequential(nn.Linear(4, 4), wrap(Growing())) for _ in range(2))
     loaded = through_disk(Objects({"model": saved}), tmp_path)
     targets = {tensor.data_ptr() for _, tensor in Objects({"model": fresh}).check(loaded).targets}
     assert {p.data_ptr() for p in fresh[0].parameters()} <= targets
