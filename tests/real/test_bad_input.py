@@ -160,10 +160,10 @@ def _saved(tmp_path_factory):
 SESSIONS = {
     "not-open": "the session is not open; write: with outlast.session(…) as session:",
     "positional": "a session takes its objects by name, not Sequential, AdamW alone; write: ",
-    "another-argument": "batch_size is a int without state_dict and load_state_dict",
+    "another-argument": "batch_size=32 is neither an argument of a session nor an object to save",
     "nothing": "a session needs something to save, as in outlast.session(model=model",
     "only-a-loader": "a session needs something to save",
-    "stateless": "counter is a int without state_dict and load_state_dict",
+    "stateless": "counter=3 is neither an argument of a session nor an object to save",
     "odd": "odd.inner.handle is a builtins.object, which cannot be saved as data",
     "cadence": "'now and then' is not a cadence",
     "shapes": "model.0.bias has shape (4,) in step 4 and (6,) in the model",
@@ -178,6 +178,9 @@ CALLS = {
     "no-loader": "steps() was given no loader; write: session.steps(loader, until=10_000)",
     "a-number": "10000 is no loader; write: session.steps(loader, until=10_000)",
     "size-of-batches": "steps() has no batch_size: batches are made by the loader; write: session.",
+    "a-slip": "steps() has no untl: did you mean until?",
+    "a-text": "until='4' is no number of steps",
+    "size-of-a-step": "outlast.data.Loader has no batch_size=: global_batch= says how many samples",
     "a-scalar": "numbers are logged by name; write: session.log(accuracy=…)",
     "scalars": "numbers are logged by name; write: session.log(loss=…)",
 }

@@ -13,6 +13,7 @@ from typing import Any, Final, ParamSpec
 import torch
 
 from outlast.errors import ConfigError, nearest
+from outlast.ledger.narrator import one_line_errors
 
 P = ParamSpec("P")
 
@@ -27,7 +28,7 @@ INSTEAD: Final = {
 
 
 def answered(call: str, form: str) -> Callable[[Callable[P, None]], Callable[P, None]]:
-    """Have a constructor answer arguments that it does not have.
+    """Have a constructor answer arguments that it does not have, and say each of its errors.
 
     Args:
         call: what is called.
@@ -37,8 +38,9 @@ def answered(call: str, form: str) -> Callable[[Callable[P, None]], Callable[P, 
     def around(init: Callable[P, None]) -> Callable[P, None]:
         @functools.wraps(init)
         def checked(*given: P.args, **named: P.kwargs) -> None:
-            _check(call, form, init, given[1:], named)
-            init(*given, **named)
+            with one_line_errors():
+                _check(call, form, init, given[1:], named)
+                init(*given, **named)
 
         return checked
 

@@ -34,7 +34,7 @@ from torch.utils.data import RandomSampler
 
 from outlast.errors import ConfigError
 from outlast.integrations.prepared_loader import PreparedLoader
-from outlast.script import excepthook
+from outlast.ledger.narrator import one_line_errors
 from outlast.training import opening
 from outlast.training.driven import numbered
 from outlast.training.session import Session
@@ -58,7 +58,7 @@ def session_of(accelerator: Any, *, accelerator_saves: bool = True, **options: A
     Raises:
         ConfigError: nothing is prepared, or by something that cannot be saved.
     """
-    with excepthook.one_line_errors():
+    with one_line_errors():
         _refuse(accelerator)
     objects: dict[str, Any] = {"accelerator": _AcceleratorCounts(accelerator)}
     objects |= numbered("model", accelerator._models)

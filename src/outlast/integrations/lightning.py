@@ -42,8 +42,7 @@ from outlast.integrations.lightning_run import (
     Signals,
 )
 from outlast.integrations.trainer_checkpoints import broken_file
-from outlast.ledger.narrator import say
-from outlast.script import excepthook
+from outlast.ledger.narrator import one_line_errors, say
 from outlast.training.driven import Driven, numbered, open_session
 from outlast.training.session import Session
 
@@ -110,7 +109,7 @@ class LightningCallback(_pl.Callback):  # type: ignore[misc]
             combined: its ``CombinedLoader``.
         """
         loaders = combined.flattened
-        with excepthook.one_line_errors():
+        with one_line_errors():
             self._refuse(trainer, loaders)
         objects = {"model": trainer.lightning_module, **numbered("optimizer", trainer.optimizers)}
         objects |= numbered("scheduler", (one.scheduler for one in trainer.lr_scheduler_configs))

@@ -35,7 +35,7 @@ from torchtitan.components import checkpointer as own
 from torchtitan.config.override import derive, override
 
 from outlast.errors import ConfigError
-from outlast.script import excepthook
+from outlast.ledger.narrator import one_line_errors
 from outlast.training.driven import Driven, numbered, open_session
 from outlast.training.session import Session
 
@@ -67,7 +67,7 @@ class OutlastCheckpoints(own.CheckpointManager):  # type: ignore[misc]
         self._stack, self._driven = contextlib.ExitStack(), None
         self._completed, self._is_complete = 0, False
         if self._trainer.parallel_dims.pp_enabled:
-            with excepthook.one_line_errors():
+            with one_line_errors():
                 raise ConfigError(
                     "Outlast cannot save a model whose parts are on different workers (pipeline "
                     "parallelism); set --parallelism.pipeline_parallel_degree 1"
@@ -167,7 +167,7 @@ def checkpoints(config: Any, **options: Any) -> Any:
         ConfigError: the manager is of another kind.
     """
     if type(config) is not own.CheckpointManager.Config:
-        with excepthook.one_line_errors():
+        with one_line_errors():
             raise ConfigError(
                 f"Outlast takes the place of torchtitan's CheckpointManager, not of "
                 f"{type(config).__qualname__}; configure that, or leave the override out"

@@ -16,7 +16,7 @@ from accelerate.utils import send_to_device, synchronize_rng_states
 
 from outlast.errors import ConfigError
 from outlast.integrations.trainer_run import TrainerRun
-from outlast.script import excepthook
+from outlast.ledger.narrator import one_line_errors
 
 _RESUMED: Final = "outlast"  # in place of a directory that the Trainer would read
 
@@ -44,7 +44,7 @@ class DrivenTrainer:
         kept: Any = super()
         model, loader = kept._prepare_for_training(max_steps, loader, resume)
         if isinstance(loader, DataLoaderDispatcher):
-            with excepthook.one_line_errors():
+            with one_line_errors():
                 raise ConfigError(
                     "the Trainer's batches come from rank 0; in TrainingArguments, say "
                     'accelerator_config={"dispatch_batches": False}'

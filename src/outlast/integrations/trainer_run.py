@@ -21,8 +21,7 @@ from transformers.trainer_callback import ExportableState, TrainerState
 from outlast import config
 from outlast.data import random_state
 from outlast.errors import ConfigError
-from outlast.ledger.narrator import say
-from outlast.script import excepthook
+from outlast.ledger.narrator import one_line_errors, say
 from outlast.training.driven import Driven, open_session
 from outlast.training.session import Session
 
@@ -113,7 +112,7 @@ class TrainerRun:
         if (trial := self.references[2]) is not None:  # of a hyperparameter search
             place /= Path(self._trainer._get_output_dir(trial)).name
         if place.absolute() in _ended:
-            with excepthook.one_line_errors():
+            with one_line_errors():
                 raise ConfigError(
                     f"the job in {place} has ended, and train() was called again: give each call a "
                     "directory of its own, OutlastCallback(dir=…)"

@@ -37,8 +37,7 @@ from outlast.errors import ConfigError
 from outlast.integrations.trainer_checkpoints import newest_whole
 from outlast.integrations.trainer_loop import DrivenTrainer, TrainerBatches
 from outlast.integrations.trainer_run import TrainerRun
-from outlast.ledger.narrator import say
-from outlast.script import excepthook
+from outlast.ledger.narrator import one_line_errors, say
 
 _WANTED: Final = (
     *("_inner_training_loop", "_init_training_state", "_prepare_for_training", "_run_epoch"),
@@ -73,7 +72,7 @@ class OutlastCallback(transformers.TrainerCallback):  # type: ignore[misc]
             ConfigError: the Trainer is of a kind that cannot be driven.
         """
         kind = type(trainer)
-        with excepthook.one_line_errors():
+        with one_line_errors():
             _refuse(trainer)
         trainer.__class__ = type(
             kind.__name__,

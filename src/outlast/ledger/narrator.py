@@ -6,17 +6,19 @@ The ledger has an event of each worker, and of each machine that restarts (:clas
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import os
 import socket
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Final, TextIO
+from types import TracebackType
+from typing import Final, NoReturn, TextIO
 
-from outlast.errors import Exit
+from outlast.errors import Exit, OutlastError, exit_code_of
 from outlast.ledger.events import Event, back, left, wrong
 from outlast.ledger.file import Follower
 from outlast.ledger.incidents import sentence as slow_sentence
@@ -194,6 +196,42 @@ def say(text: str, *, is_answer: bool = False) -> None:
         left = memoryview(line.encode(stream.encoding, "backslashreplace"))
         while left:
             left = left[os.write(stream.fileno(), left) :]
+
+
+@contextlib.contextmanager
+def one_line_errors() -> Iterator[None]:
+    """Our own errors, if nobody catches them, end the process with one line and their exit code."""
+    try:
+        yield
+    except OutlastError:
+        _show_errors()
+        raise
+
+
+def _show_errors() -> None:
+    """Replace the hook, once; other errors go to the hook that was there."""
+    previous = sys.excepthook
+    if getattr(previous, "shows_errors", False):
+        return
+
+    def hook(kind: type[BaseException], error: BaseException, tb: TracebackType | None) -> None:
+        if isinstance(error, OutlastError):
+            end_with(error)
+        previous(kind, error, tb)
+
+    hook.shows_errors = True  # type: ignore[attr-defined]
+    sys.excepthook = hook
+
+
+def end_with(error: BaseException | None) -> NoReturn:
+    """End the process with one line, and the exit code that the error stands for; 0 for None."""
+    with contextlib.suppress(OSError, ValueError, AttributeError):  # nobody reads, or closed
+        sys.stdout.flush()
+    if error is not None:
+        say(str(error))
+    # The interpreter would exit with 1 whatever a hook does; the exit code is a contract.
+    atexit._run_exitfuncs()
+    os._exit(exit_code_of(error))
 
 
 def log_time(t: float) -> str:

@@ -27,10 +27,8 @@ Loops are read from the source. Where that is not there (``python -c``), nothing
 from __future__ import annotations
 
 import ast
-import atexit
 import contextlib
 import itertools
-import os
 import re
 import sys
 import time
@@ -44,8 +42,8 @@ import torch.distributed as dist
 
 from outlast.attempt.link import Link
 from outlast.data.generators import is_users
-from outlast.errors import OutlastError, StillToDo, exit_code_of
-from outlast.ledger.narrator import say
+from outlast.errors import OutlastError, StillToDo
+from outlast.ledger.narrator import end_with, say
 from outlast.policy.failures import reads_as_echo
 from outlast.script.loop_names import LoopNames, path_of, scope_at, tree_of
 
@@ -312,23 +310,7 @@ def install() -> None:
             previous(kind, error, tb)
             if ours is None:
                 return
-        with contextlib.suppress(OSError, ValueError, AttributeError):  # nobody reads, or closed
-            sys.stdout.flush()
-        if ours is not None:
-            say(str(ours))
-        # The interpreter would exit with 1 whatever a hook does; the exit code is a contract.
-        atexit._run_exitfuncs()
-        os._exit(exit_code_of(ours))
+        end_with(ours)
 
-    hook.of_outlast = True  # type: ignore[attr-defined]
+    hook.of_outlast = hook.shows_errors = True  # type: ignore[attr-defined]
     sys.excepthook = hook
-
-
-@contextlib.contextmanager
-def one_line_errors() -> Iterator[None]:
-    """Our own errors, if nobody catches them, end the process with one line and their exit code."""
-    try:
-        yield
-    except OutlastError:
-        install()
-        raise

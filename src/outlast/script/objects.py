@@ -180,6 +180,11 @@ class Objects:
                 self._stateful[name] = _unwrapped(value, wrappers)
             elif isinstance(value, Iterable) and not isinstance(value, torch.Tensor | str | bytes):
                 self.loaders.append(value)  # its position is kept by steps()
+            elif isinstance(value, str | int | float):
+                raise ConfigError(
+                    f"{name}={value!r} is neither an argument of a session nor an object to save; "
+                    f"write: {EXAMPLE}"
+                )
             else:
                 raise ConfigError(
                     f"{name} is a {type(value).__name__} without state_dict and load_state_dict; "

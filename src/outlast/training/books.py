@@ -45,13 +45,12 @@ from outlast.errors import ConfigError, Exit, StorageError
 from outlast.ledger.command import JobCommand, module_command, script_command, settle
 from outlast.ledger.file import PATIENCE_S, QueuedLedger
 from outlast.ledger.job import JobLock, enter_plan, versions
-from outlast.ledger.narrator import Narrator, say
+from outlast.ledger.narrator import Narrator, one_line_errors, say
 from outlast.ledger.past import VARIABLE as PAST_VARIABLE
 from outlast.ledger.past import Past
 from outlast.notice import Notice
 from outlast.notice.desk import GraceCheck, fields_of
 from outlast.peer.claims import FORMED_VARIABLE, Term, term_over
-from outlast.script import excepthook
 from outlast.script.restore import READ_TIMEOUT_S
 from outlast.training.timing import Samples
 
@@ -286,7 +285,7 @@ class AttemptBooks:
             StorageError: says which.
         """
         if self._term is not None and self._term.overtaken:
-            with excepthook.one_line_errors():
+            with one_line_errors():
                 raise StorageError(self._term.overtaken)
 
     @property

@@ -9,8 +9,8 @@ from typing import Any, Never
 
 from outlast import config
 from outlast.health import pulse
+from outlast.ledger.narrator import one_line_errors
 from outlast.notice.desk import checked
-from outlast.script import excepthook
 from outlast.script.initial import Initial
 from outlast.script.objects import Objects, refuse_misspelt, refuse_unnamed
 from outlast.training.session import Session
@@ -61,7 +61,7 @@ def session(
         "checkpoint.every": every,
         "checkpoint.keep": keep,
     }
-    with excepthook.one_line_errors():
+    with one_line_errors():
         refuse_unnamed(unnamed)
         refuse_misspelt(named)
         objects = Objects(named)

@@ -13,6 +13,8 @@ ends with a refusal.
 from __future__ import annotations
 
 import contextlib
+import difflib
+import numbers
 import random
 import sys
 import types
@@ -96,7 +98,9 @@ def refuse_call(loader: Any, unknown: Mapping[str, Any]) -> None:
     right = "write: session.steps(loader, until=10_000)"
     if unknown:
         name = next(iter(unknown))
-        raise ConfigError(f"steps() has no {name}: batches are made by the loader; {right}")
+        close = difflib.get_close_matches(name, ("until", "epochs", "loader"), n=1)
+        what = f"did you mean {close[0]}?" if close else f"batches are made by the loader; {right}"
+        raise ConfigError(f"steps() has no {name}: {what}")
     if loader is None or isinstance(loader, int | float | str):
         given = "steps() was given no loader" if loader is None else f"{loader!r} is no loader"
         raise ConfigError(f"{given}; {right}")
@@ -118,10 +122,9 @@ def refuse_loop(
     """
     if is_over:
         raise ConfigError("the session is over; call steps() inside its with block")
-    if until is not None and until < 0:
-        raise ConfigError(f"until={until} is no number of steps; count from 0")
-    if epochs is not None and epochs < 0:
-        raise ConfigError(f"epochs={epochs} is no number of passes; count from 0")
+    for name, given, what in (("until", until, "steps"), ("epochs", epochs, "passes")):
+        if given is not None and (not isinstance(given, numbers.Integral) or given < 0):
+            raise ConfigError(f"{name}={given!r} is no number of {what}; count from 0")
     if open_at is not None:
         # One position is kept: the first loop would go on in the second one's data.
         raise ConfigError(

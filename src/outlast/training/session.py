@@ -39,7 +39,7 @@ from outlast.data import random_state, shield
 from outlast.errors import ConfigError, Exit, Leave, NotInProcess, OutlastError, exit_code_of
 from outlast.inprocess import handover
 from outlast.inprocess.survivor import open_survivor
-from outlast.ledger.narrator import say
+from outlast.ledger.narrator import one_line_errors, say
 from outlast.notice import Notice
 from outlast.notice.desk import PlatformDesk, answer_to, request_of
 from outlast.notice.platform import Chosen
@@ -121,7 +121,7 @@ class Session:
     def __getattr__(self, name: str) -> Any:
         """Asked for what is not there: of all that opening makes, this is needed first."""
         if name in _OPENED:
-            with excepthook.one_line_errors():
+            with one_line_errors():
                 raise ConfigError(
                     "the session is not open; write: with outlast.session(…) as session:"
                 )
@@ -130,7 +130,7 @@ class Session:
     def __enter__(self) -> Self:
         self._entry = entry_of(sys._getframe(1))
         excepthook.begins()
-        with excepthook.one_line_errors():
+        with one_line_errors():
             self._unnamed, self._transient = Unnamed(self._objects), Transient(self._objects)
             self._hyper = Hyperparameters(self._objects.stateful, self._keep_new)
             self._gradients = ScriptGradients(lambda: self._objects.stateful, self._unnamed.saw)
@@ -335,7 +335,7 @@ class Session:
             ConfigError: the loader does not fit the checkpoint, or another loop has not ended.
             SystemExit: with code 75, once a drain is agreed and committed.
         """
-        with excepthook.one_line_errors():
+        with one_line_errors():
             refuse_call(loader, unknown)
         site = site_of(
             sys._getframe(1), self._entry
@@ -352,7 +352,7 @@ class Session:
         Raises:
             ConfigError: another ``epochs()`` is under way, or the session is over.
         """
-        with excepthook.one_line_errors():
+        with one_line_errors():
             if self._is_over:
                 raise ConfigError("the session is over; call epochs() inside its with block")
             if isinstance(num, bool) or not isinstance(num, int) or num < 0:
@@ -360,7 +360,7 @@ class Session:
         return self._epochs(num)
 
     def _epochs(self, num: int) -> Iterator[int]:
-        with excepthook.one_line_errors():
+        with one_line_errors():
             first = self._position.begin_epochs(num)
         if first >= num:
             self._was_over_at_once = True
@@ -382,7 +382,7 @@ class Session:
     def _steps(
         self, loader: Iterable[Batch], until: int | None, epochs: int | None, site: Site
     ) -> Iterator[Batch]:
-        with excepthook.one_line_errors():
+        with one_line_errors():
             open_at = self.step if self._in_loop else None
             refuse_loop(until, epochs, is_over=self._is_over, open_at=open_at)
             loader = self.adapted(loader)
@@ -395,7 +395,7 @@ class Session:
             if self._passage is not None and self._position.saved_loop <= self._position.loop:
                 self._passage.way.arrived()
             if self._position.saved_loop == self._position.loop:  # as if it had just ended here
-                with excepthook.one_line_errors():
+                with one_line_errors():
                     self._open(loader, **limits, is_over=True)
                 try:
                     yield from self._void_steps.of_saved_loop(sys._getframe(1))
@@ -405,7 +405,7 @@ class Session:
                 self._on.streams.restore(self.step)
                 yield from self._void_steps.of_ended_loop(loader, sys._getframe(1))
             return
-        with excepthook.one_line_errors():
+        with one_line_errors():
             self._open(loader, **limits)
         self._in_loop, self._saving.end_random = True, None
         self._gradients.restore()
@@ -447,7 +447,7 @@ class Session:
         given: tuple[Any, ...] = unnamed
         if given:
             first = next((one for one in given if isinstance(one, str)), "loss")
-            with excepthook.one_line_errors():
+            with one_line_errors():
                 raise ConfigError(f"numbers are logged by name; write: session.log({first}=…)")
         if not self._void_steps.is_running:
             self._on.log(scalars)
@@ -712,7 +712,7 @@ class Session:
             ConfigError: it cannot be saved.
         """
         self._is_prepared = True
-        with excepthook.one_line_errors():
+        with one_line_errors():
             self._saving.prepare(self.step, may_fail=self.resumed)
 
     def _before_optimizer(self, optimizer: Optimizer) -> None:
@@ -793,7 +793,7 @@ class Session:
         if not ended:
             self._on.ending.is_none(error)
             return
-        with excepthook.one_line_errors():
+        with one_line_errors():
             self._position.refuse_unreached(self.step)
             self._on.snapshots.unsaved.is_ending = True
             differs = lambda: self._has_trained or self._position.ends_anew(self._on.afresh)  # noqa: E731

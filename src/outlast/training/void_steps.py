@@ -36,8 +36,7 @@ from outlast.data import random_state
 from outlast.data.generators import is_users
 from outlast.data.trail import Trail
 from outlast.inprocess import interrupted
-from outlast.ledger.narrator import say
-from outlast.script import excepthook
+from outlast.ledger.narrator import one_line_errors, say
 from outlast.script.gradients import ScriptGradients
 from outlast.script.loop_names import Need, need_behind
 from outlast.training.footing import Footing
@@ -118,7 +117,7 @@ class VoidSteps:
         _, given = self._kept.get(id(loader), (None, None))
         if given is not None:
             return copy.deepcopy(given)
-        with excepthook.one_line_errors(), random_state.preserved():
+        with one_line_errors(), random_state.preserved():
             on = self._footing()
             given = on.books.open_feed(loader, Trail(), on.afresh.step).any_batch()
         with contextlib.suppress(Exception):  # what cannot be copied is loaded each time

@@ -21,6 +21,9 @@ CALLS = {
     "no-loader": lambda session: session.steps(until=4),
     "a-number": lambda session: session.steps(10_000),
     "size-of-batches": lambda session: session.steps(range(100), batch_size=32),
+    "a-slip": lambda session: session.steps(range(100), untl=4),
+    "a-text": lambda session: list(session.steps(range(100), until="4")),
+    "size-of-a-step": lambda session: outlast.data.Loader([1, 2], batch_size=2),
     "a-scalar": lambda session: session.log("accuracy", 0.5),
     "scalars": lambda session: session.log({"loss": 0.5}),
 }

@@ -68,7 +68,13 @@ def test_nothing_to_save(named):
         Objects(named)
 
 
-@pytest.mark.parametrize("value", [3, None, "text", b"bytes", torch.ones(2), print, object()])
+@pytest.mark.parametrize("value", [3, "text", 0.5])
+def test_a_setting_that_a_session_does_not_have(value):
+    with pytest.raises(ConfigError, match=f"size={value!r} is neither an argument of a session"):
+        Objects({"model": net(), "size": value})
+
+
+@pytest.mark.parametrize("value", [None, b"bytes", torch.ones(2), print, object()])
 def test_an_object_without_state(value):
     with pytest.raises(
         ConfigError, match=r"lr is a .* without state_dict and load_state_dict; wrap"
