@@ -66,7 +66,7 @@ def command(directory: str | None, as_json: bool) -> None:
 def _tell_what_went_wrong(console: Paper, job: Facts) -> None:
     """The incidents, the storms that they make, and the slow ranks."""
     sections: list[tuple[str, list[list[Text]]]] = [
-        ("incidents", [incident_lines(one) for one in job.incidents]),
+        ("incidents", [incident_lines(one, job.state) for one in job.incidents]),
         ("storms of failures", [storm_lines(one) for one in job.storms]),
         ("slow ranks", [[slow_line(one)] for one in job.slow_ranks]),
     ]

@@ -17,7 +17,7 @@ from outlast import units
 from outlast.ledger.events import Event
 from outlast.ledger.goodput import Goodput, Part
 from outlast.ledger.incidents import Incident, Slow
-from outlast.report.facts import Facts, Forecast, Storm, facts
+from outlast.report.facts import Facts, Forecast, State, Storm, facts
 
 _PARTS: Final[dict[Part, tuple[str, str]]] = {
     "productive": ("productive", "green"),
@@ -82,8 +82,13 @@ def _bar(share: float, width: int) -> str:
     return "█" * (eighths // 8) + _EIGHTHS[eighths % 8].strip()
 
 
-def incident_lines(incident: Incident) -> list[Text]:
-    """Two or three lines: what happened, what it cost, when the job was back."""
+def incident_lines(incident: Incident, state: State = "running") -> list[Text]:
+    """Two or three lines: what happened, what it cost, when the job was back, if it was.
+
+    Args:
+        incident: of a job.
+        state: of the job now.
+    """
     first = Text(f"{units.clock(incident.began_t)}  ", style="dim")
     first.append(incident.kind, style="bold red not dim")
     first.append(f": {incident.what}", style="not dim")
@@ -100,13 +105,15 @@ def incident_lines(incident: Incident) -> list[Text]:
         words = f"the commit of step {stands} stands" if stands else "nothing is committed"
         told.append(f"{words}, {units.count(incident.lost_steps, 'step')} lost")
     lines = [first, Text(f"  {'; '.join(told)}")] if told else [first]
-    return [*lines, Text(f"  {_back(incident)}")]
+    return [*lines, Text(f"  {_back(incident, state)}")]
 
 
-def _back(incident: Incident) -> str:
+def _back(incident: Incident, state: State) -> str:
     if incident.back_t is not None:
         return f"back after {units.seconds(incident.back_t - incident.began_t)}"
-    return "over, without a new step after it" if incident.closed else "not back yet"
+    if incident.closed:
+        return "over, without a new step after it"
+    return "not back yet" if state == "running" else f"not back: the job's end ({state})"
 
 
 def summary(
@@ -152,7 +159,7 @@ def summary_lines(job: Facts, *, now: float | None = None, num_unread: int = 0) 
             f"{done.fraction_productive * 100:.1f} % of {units.seconds(done.total)} of worker "
             f"time, in {units.seconds(done.wall_s)}",
         ),
-        _line("incidents", _incidents_words(job.incidents)),
+        _line("incidents", _incidents_words(job.incidents, job.state)),
     ]
     if num_unread:
         words = "cannot be read (torn by a crash, or damaged): what was said there is missing here"
@@ -293,9 +300,9 @@ def _keeper_words(count: int) -> str:
     return f"ended {times}, and another was started; what it had in memory alone went with it"
 
 
-def _incidents_words(found: list[Incident]) -> str:
+def _incidents_words(found: list[Incident], state: State) -> str:
     lost = sum(incident.lost_steps or 0 for incident in found)
-    still_open = sum(not incident.closed for incident in found)
+    still_open = sum(not incident.closed for incident in found) if state == "running" else 0
     words = units.count(len(found), "incident")
     if found:
         so_far = " so far" if still_open else ""

@@ -115,6 +115,8 @@ def test_an_incident_of_which_little_is_known_takes_two_lines(closed, words):
         kind="drain", attempt=1, began_t=0.0, detected_t=0.0, what="x", closed=closed
     )
     assert plain(incident_lines(incident)) == ["00:00:00 UTC  drain: x", words]
+    ended = words if closed else "  not back: the job's end (gave up)"
+    assert plain(incident_lines(incident, "gave up"))[1] == ended
 
 
 def test_the_summary():
