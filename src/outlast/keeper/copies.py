@@ -44,11 +44,11 @@ from outlast.checkpoint.manifest import (
 )
 from outlast.checkpoint.transfer import copy_file, inventory_of
 from outlast.errors import CheckpointInvalid
-from outlast.keeper import flight, protocol
-from outlast.keeper.flight import Committed
+from outlast.keeper import protocol
+from outlast.keeper.conclude import Committed
 from outlast.keeper.memory import Due, MemoryTier
 from outlast.policy.drain import hopeless
-from outlast.storage import Storage
+from outlast.storage import Storage, in_words, unwritten
 
 # --- what other machines bring --------------------------------------------------------------------
 
@@ -567,7 +567,7 @@ class Copier:
                 "storage_error",
                 operation="prune",
                 path=tier.storage.describe(),
-                error=flight.in_words(error, tier.storage),
+                error=in_words(error, tier.storage),
                 tier=tier.name,
             )
 
@@ -581,9 +581,8 @@ class Copier:
 
     def _failed(self, committed: Committed, error: Exception) -> None:
         manifest = committed.manifest
-        text = flight.of_copy(
-            *(error, self.tier.storage, str(manifest.save)), [self.total_bytes], manifest.step
-        )
+        what = f"step {manifest.step}"
+        text = unwritten(error, self.tier.storage, str(manifest.save), [self.total_bytes], what)
         logger.warning(
             "step %d is not in %s yet: %s", committed.manifest.step, self.tier.name, text
         )
