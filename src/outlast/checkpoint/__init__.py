@@ -13,9 +13,9 @@ What a checkpoint is:
 A worker's part in writing one (the keeper, above this room, writes, compares and commits):
 
 ``plan``           which rank writes what, and where it lies in its file
-``boundary``       pieces as they were at the boundary; changes are noticed, or wait for the copy
-``capture``        the copy into memory, behind the next forward and backward
-``devices``        the GPU that is the rank's, and threads that may touch it
+``capture``        the copy into memory, behind the next forward and backward; changes are noticed
+``writers``        what would change a tensor past its version counter waits for the copy
+``devices``        the GPU that is the rank's, threads that may touch it, copies from it
 
 Reading one:
 

@@ -50,7 +50,6 @@ import numpy as np
 import torch
 
 from outlast.checkpoint import devices, transfer
-from outlast.checkpoint.boundary import array_of
 from outlast.checkpoint.catalog import newest
 from outlast.checkpoint.inventory import Inventory, check_parts
 from outlast.checkpoint.manifest import (
@@ -73,6 +72,7 @@ from outlast.checkpoint.tensors import (
     DTYPES,
     FillTargets,
     Parts,
+    array_of,
     fresh,
     is_deferred,
     local_chunks,

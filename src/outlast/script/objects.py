@@ -34,7 +34,7 @@ import msgspec
 import torch
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
-from outlast.checkpoint import boundary
+from outlast.checkpoint import writers
 from outlast.checkpoint.attributes import Attributes, parameters_of
 from outlast.checkpoint.manifest import FULL
 from outlast.checkpoint.optimizers import (
@@ -656,4 +656,4 @@ def hook(
     # yet, asking for that would cost a second.
     if "torch._dynamo" in sys.modules:
         called = torch.compiler.disable(called, reason=FULLGRAPH)
-    return Hook(register_optimizer_step_pre_hook(called).remove, boundary.watch_graphs(replayed))
+    return Hook(register_optimizer_step_pre_hook(called).remove, writers.watch_graphs(replayed))
