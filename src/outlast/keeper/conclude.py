@@ -38,7 +38,6 @@ from typing import Final, NamedTuple
 
 import msgspec
 
-from outlast.checkpoint.inventory import num_bytes as num_bytes_of
 from outlast.checkpoint.manifest import (
     FORMAT,
     MANIFEST,
@@ -49,6 +48,7 @@ from outlast.checkpoint.manifest import (
     encode,
     shard_file,
 )
+from outlast.checkpoint.manifest import num_bytes as num_bytes_of
 from outlast.keeper import wire
 from outlast.keeper.flight import (
     Files,

@@ -28,8 +28,6 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, Final, Literal, NamedTuple, Protocol
 
 from outlast.checkpoint.catalog import KnownHealth, prune
-from outlast.checkpoint.inventory import num_bytes as num_bytes_of
-from outlast.checkpoint.inventory import rank_of
 from outlast.checkpoint.manifest import (
     FULL,
     MANIFEST,
@@ -40,9 +38,12 @@ from outlast.checkpoint.manifest import (
     decode,
     named,
     part_file,
+    rank_of,
     sign,
 )
-from outlast.checkpoint.transfer import copy_file, inventory_of
+from outlast.checkpoint.manifest import num_bytes as num_bytes_of
+from outlast.checkpoint.mend import copy_file
+from outlast.checkpoint.transfer import inventory_of
 from outlast.errors import CheckpointInvalid
 from outlast.keeper import protocol
 from outlast.keeper.conclude import Committed

@@ -23,8 +23,7 @@ from typing import Any, Final, Protocol
 import msgspec
 
 from outlast.checkpoint.catalog import KnownHealth, stands
-from outlast.checkpoint.inventory import rank_of
-from outlast.checkpoint.manifest import FULL, Manifest, decode, named
+from outlast.checkpoint.manifest import FULL, Manifest, decode, named, rank_of
 from outlast.keeper import wire
 from outlast.keeper.conclude import Committed, Fence, Gate
 from outlast.keeper.copies import DurableTier, TierCopies
