@@ -628,6 +628,11 @@ def memories(tensor: torch.Tensor) -> list[torch.Tensor]:
     return [local_of(tensor)]
 
 
+def storages(tensor: torch.Tensor) -> list[int]:
+    """Where the memory begins that a tensor, or those that it is made of, lies in."""
+    return [int(one.untyped_storage().data_ptr()) for one in memories(tensor)]
+
+
 # --- settings ------------------------------------------------------------------------------------
 
 # Data that nests; what else there is must be one of these or a leaf of ``tree``.
