@@ -13,7 +13,8 @@ A session:
 
 What it stands on, made anew for each attempt:
 
-``footing``     all that belongs to one attempt: a loop's end, the session's end, the way out
+``footing``     all that belongs to one attempt: a loop's end, the session's end
+``leaving``     what is heard when the machine must go, and the way out
 ``books``       which attempt this is, and what goes into the ledger
 ``resume``      the newest checkpoint that verifies on every rank, or what survivors hold
 ``timing``      what a step's time was spent on

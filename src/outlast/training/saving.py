@@ -25,7 +25,7 @@ from typing import Any, Final
 import msgspec
 
 from outlast.attempt import trackers
-from outlast.attempt.link import Agreement
+from outlast.attempt.link import Agreement, Link
 from outlast.attempt.over import over
 from outlast.checkpoint.manifest import FULL
 from outlast.checkpoint.plan import OWN
@@ -41,7 +41,7 @@ from outlast.script.objects import BoundaryState, Objects, States, StepsHeard
 from outlast.training.anomalies import LossMonitor
 from outlast.training.books import AttemptBooks
 from outlast.training.engine import Engine, Written
-from outlast.training.position import Position
+from outlast.training.position import Position, Streams
 from outlast.training.turns import Turns
 
 COMMIT_TIMEOUT_S: Final = 1800.0
@@ -384,6 +384,32 @@ class Saving:
         own = {"step": step, "random": random, "data": data, "bits": self._objects.bits.facts()}
         own["settings"] = self._hyper.state()
         return {**own, "origins": self.origins} if self.origins else own
+
+    def take_over(
+        self,
+        own_of: Callable[[int], Mapping[str, Any]],
+        saved_by: int,
+        link: Link,
+        streams: Streams,
+    ) -> int:
+        """Go on from what workers had alone, each as ``own`` gave it; returns the step.
+
+        Args:
+            own_of: rank → its own state.
+            saved_by: how many workers saved.
+            link: the workers of now.
+            streams: this one's random numbers.
+        """
+        own, bits = own_of(link.rank % saved_by), self._objects.bits
+        self.origins = own.get("origins", [])
+        for line in self._hyper.resumed(own.get("settings")):
+            if link.rank == 0:
+                say(line)
+        streams.resumed(own["random"], saved_by, any_size=bits.any_size)
+        bits.tell_of_resume(own.get("bits", ()), link.rank, saved_by, link.world_size)
+        self._gradients.resumed(own, saved_by, link.world_size, link.rank)
+        self._position.take_over(own_of, saved_by, link)
+        return int(own["step"])
 
     def prepare(self, step: int, *, may_fail: bool) -> None:
         """After an attempt's first step the state is what it will be: make ready for saving.

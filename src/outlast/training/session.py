@@ -21,7 +21,6 @@ import contextlib
 import functools
 import sys
 import threading
-import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Final, Never, Self, TypeVar
@@ -40,10 +39,6 @@ from outlast.errors import ConfigError, Exit, Leave, NotInProcess, OutlastError,
 from outlast.inprocess import handover
 from outlast.inprocess.survivor import open_survivor
 from outlast.ledger.narrator import say
-from outlast.notice import Notice
-from outlast.notice.desk import PlatformDesk, answer_to, request_of
-from outlast.notice.platform import Chosen
-from outlast.notice.signals import SignalNotice, signal_notice
 from outlast.script import excepthook
 from outlast.script.callsite import Entry, Site, entry_of, site_of
 from outlast.script.gradients import ScriptGradients
@@ -52,7 +47,8 @@ from outlast.script.initial import Initial
 from outlast.script.objects import Objects, StepsHeard, hook
 from outlast.script.unnamed import Transient, Unnamed
 from outlast.training.afresh import held, read
-from outlast.training.footing import OTHERS_S, Footing, LoopPosition
+from outlast.training.footing import Footing
+from outlast.training.leaving import OTHERS_S, Hearing, LoopPosition
 from outlast.training.passage import FROM_NOTHING, Home, Passage
 from outlast.training.position import Position, refuse_call, refuse_loop
 from outlast.training.saving import COMMIT_TIMEOUT_S, PendingSave, Saves, Saving
@@ -95,8 +91,7 @@ class Session:
         self._keep_new = keep_new
         self._hyper: Hyperparameters
         self._saves = Saves()
-        self._signals = SignalNotice(self._on_signal, patient=self._is_patient)
-        self._desk = PlatformDesk(settings, self._on_notice, self._on_platform)
+        self._hearing = Hearing(settings)
         self._cover = shield.Cover()  # for loaders that the script iterates itself
         self._on: Footing
         self._position = Position()
@@ -104,10 +99,8 @@ class Session:
         self._passage: Passage | None = None  # where the agent has this process live on
         self._in_loop = self._is_over = self._is_prepared = self._is_draining = False
         self._has_parted = False  # its machine leaves, and the others go on
-        self._told_of_loops = False
         self._thread = threading.get_ident()
         self._hook: Any = None
-        self._heard: Notice | None = None  # here, not from another rank
         self._at_boundary = True  # whether the state is that of ``step``, so that it may be saved
         self._has_trained = self._is_rolled_back = self._was_over_at_once = False
         self._unnamed: Unnamed
@@ -153,10 +146,9 @@ class Session:
             self._transient.open()
         if self._passage is not None:
             self._passage.begin(self._on)
-        self._signals.install()
+        self._hearing.signals.install()
         self._cover.open()
-        if self._on.books.listens:
-            self._desk.open()
+        self._hearing.open()
         return self
 
     def _come_in(self) -> bool:
@@ -182,7 +174,7 @@ class Session:
 
     def _open_attempt(self) -> Footing:
         self._on = Footing(
-            *(self._settings, self._objects, self._signals),
+            *(self._settings, self._objects, self._hearing.signals),
             on_decision=self._on_decision,
             on_written=self._saves.written,
             where=lambda: LoopPosition(
@@ -192,7 +184,7 @@ class Session:
             snapshot=lambda info: self._saving.take(self.step, info),
             may_move=self._may_move,
         )
-        self._saving.snapshots = self._on.snapshots
+        self._saving.snapshots, self._hearing.way = self._on.snapshots, self._on.leaving
         return self._on
 
     def _resume(self) -> None:
@@ -216,16 +208,9 @@ class Session:
             remarks = self._objects.apply(loaded)
             own_of, saved_by = functools.partial(loaded.state, OWN), loaded.manifest.world_size
             again = read(self._objects, self._on.sources, loaded.save)
-        link, bits = self._on.link, self._objects.bits
         self._tell(remarks)
-        own = own_of(link.rank % saved_by)
-        self.step, self.resumed = own["step"], True
-        self._saving.origins = own.get("origins", [])
-        self._tell(self._hyper.resumed(own.get("settings")))
-        self._on.streams.resumed(own["random"], saved_by, any_size=bits.any_size)
-        bits.tell_of_resume(own.get("bits", ()), link.rank, saved_by, link.world_size)
-        self._gradients.resumed(own, saved_by, link.world_size, link.rank)
-        self._position.take_over(own_of, saved_by, link)
+        self.step = self._saving.take_over(own_of, saved_by, self._on.link, self._on.streams)
+        self.resumed = True
         others_go_on = regained is not None or self._on.sources.others_live
         if self._passage is not None:
             self._passage.met(self._on, own_of, saved_by)
@@ -279,7 +264,7 @@ class Session:
             code, clean = int(failure.exit_code), False
             raise
         finally:
-            self._signals.remove()  # not before: a signal would be the end of the last save
+            self._hearing.signals.remove()  # not before: a signal would be the end of the last save
             self._hook.remove()
             self._gradients.close()
             self._unnamed.close()
@@ -297,12 +282,11 @@ class Session:
             finally:
                 self._on.leaving.left()
                 self._saves.give_up(self.step)
-                if self._on.books.listens:
-                    self._desk.close()
+                self._hearing.close()
         if code != Exit.DRAINED:
             return
-        if self._heard is not None and self._on.engine.committed_step == self.step:
-            self._desk.acknowledge(self._heard)
+        if self._on.engine.committed_step == self.step:
+            self._hearing.acknowledge()
         if isinstance(error, Exception):
             self._on.leaving.tell_loss(self.step, f"{type(error).__name__} came first")
             raise Leave(code) from error
@@ -390,7 +374,7 @@ class Session:
         self._position.called(site, self.step, until)
         devices.settle(self._objects.stateful.values())  # they may have been brought there since
         limits = {"epochs": epochs, "one_pass": until is None and epochs is None}
-        if self._was_over(until, site):
+        if self._position.is_passed(self.step, self._on.link.rank):
             self._was_over_at_once = True
             if self._passage is not None and self._position.saved_loop <= self._position.loop:
                 self._passage.way.arrived()
@@ -599,27 +583,6 @@ class Session:
         # What ends a generator that the session is in, or whoever asks ``steps`` for its next.
         return isinstance(error, SystemExit | GeneratorExit | StopIteration)
 
-    def _was_over(self, until: int | None, site: Site) -> bool:
-        """Whether this loop had ended when the checkpoint that was resumed from was written."""
-        if until is not None:
-            return self.step >= until
-        loop, saved_loop = self._position.loop, self._position.saved_loop
-        if loop >= saved_loop:
-            return False
-        if self._on.link.rank == 0 and not self._told_of_loops:  # there may be a hundred
-            self._told_of_loops = True
-            around = ""
-            if site.counted and not self._position.is_in_known_epoch:
-                around = (
-                    "; the code around them is, as range() knows of no resume: "
-                    "`for epoch in session.epochs(n)` leaves finished epochs out"
-                )
-            say(
-                f"going on in loop {saved_loop}, at step {self.step}: "
-                f"the loops before it had ended and are not run again{around}"
-            )
-        return True
-
     def _open(self, loader: Iterable[Any], **limits: Any) -> None:
         passage = self._passage
         with passage.opens_loop() if passage is not None else contextlib.nullcontext():
@@ -663,7 +626,7 @@ class Session:
         drain = next((action for action in actions if action.kind == "drain"), None)
         move = next((action for action in actions if action.kind == "move"), None)
         if drain is not None:
-            self._drain(drain)
+            raise self._drained(drain)
         saves = [action for action in actions if action.kind == "save"]
         if saves:
             self._saving.take(self.step, saves[0].info)
@@ -675,14 +638,14 @@ class Session:
         on, passage = self._on, self._passage
         on.engine.wait_for_copies(COPIED_S)  # a save in flight needs no worker from here on
         word = handover.UNHELD if passage is None else passage.word(self.step)
-        agreed = handover.meet(on.link, word, lambda: self._agreement.drains, on.plan_drain)
+        agreed = handover.meet(on.link, word, lambda: self._agreement.drains, on.leaving.plan)
         info = agreed.info or action.info
         if agreed.drains:
             if on.link.rank == 0 and agreed.info and agreed.why_not:
                 say(f"{handover.ALL_END}: {agreed.why_not}")
             drain = Action(kind="drain", step=self.step, info=info)
             on.leaving.decided(drain)
-            self._drain(drain)
+            raise self._drained(drain)
         if agreed.leavers:
             on.books.drain_agreed(self.step, info, agreed.leavers)
         assert passage is not None  # noqa: S101 - it has said that it can go on
@@ -690,7 +653,7 @@ class Session:
             self._is_draining = self._has_parted = True
             on.leaving.decided(Action(kind="drain", step=self.step, info=info))
             passage.leave(on.link, agreed, on.leaving.seconds_for_saving(OTHERS_S))
-            self._signals.deafen()
+            self._hearing.signals.deafen()
             raise Leave(int(Exit.DRAINED))
         passage.move(on.link, agreed)
 
@@ -720,13 +683,7 @@ class Session:
             self._saving.optimizers.stepped(self.step + 1)
         if over.is_void:  # it changes nothing
             return
-        start_s = time.monotonic()
-        if self._on.engine.is_copying:
-            self._on.meter.saving()
-        self._on.engine.before_optimizer()
-        stalled_s = time.monotonic() - start_s
-        self._on.books.samples.stalled(stalled_s)
-        self._on.meter.updating(stalled_s)
+        self._on.before_optimizer()
         if self._passage is not None and self._in_loop:
             self._passage.before_optimizer(optimizer)
 
@@ -761,29 +718,9 @@ class Session:
         unknown = str(info.get("unknown", ""))
         raise Leave(self._on.books.code_of_rollback(stops=bool(info["stops"]), unknown=unknown))
 
-    def _drain(self, action: Action) -> None:
-        """Commit this step and leave; the other ranks do the same."""
+    def _drained(self, drain: Action) -> BaseException:
         self._is_draining = True
-        if not self._on.leaving.claim():
-            raise Leave(int(Exit.DRAINED))  # it was just given up
-        self._on.books.drain_agreed(self.step, action.info)
-        self._on.snapshots.unsaved.is_ending = True
-        left_s = self._on.leaving.seconds_for_saving(COMMIT_TIMEOUT_S)
-        written = None
-        if action.info.get("choice") != "keep":
-            tiers = action.info.get("tiers")
-            written = self._saving.commit(self.step, "drain", left_s, tiers=tiers)
-        committed = self._on.engine.committed_step
-        self._on.books.drained(self.step, committed == self.step)
-        if action.info.get("interrupt"):
-            raise self._interrupted(committed == self.step)
-        self._signals.deafen()
-        if committed != self.step:
-            why = written.error if written and written.error else "there was no time left"
-            self._on.leaving.tell_loss(self.step, why)
-            if written is not None and written.error:
-                raise Leave(int(Exit.STORAGE))
-        raise Leave(int(Exit.DRAINED))
+        return self._on.leaving.drain(drain, self.step, self._saving)
 
     def _commit_end(self, error: BaseException | None, *, ended: bool, is_excused: bool) -> None:
         """See that the end is committed, or tell the other ranks why this one does not."""
@@ -800,41 +737,6 @@ class Session:
             if self._on.ending.is_due(self.step, COMMIT_TIMEOUT_S, differs):
                 self._position.end()
                 self._saving.commit_end(self.step)
-
-    def _is_patient(self) -> bool:
-        """Whether Ctrl-C waits for the step's end: in the loop, where no agent sees to it."""
-        return self._in_loop and not self._on.books.under_agent
-
-    def _interrupted(self, is_committed: bool) -> KeyboardInterrupt:
-        if is_committed and self._on.link.rank == 0:
-            say(f"stopped after step {self.step}, which is committed; the same command goes on")
-        elif not is_committed:
-            self._on.leaving.tell_loss(self.step, "the save failed")
-        return excepthook.quietly(KeyboardInterrupt())
-
-    def _on_signal(self, name: str) -> None:
-        if name == "SIGINT":
-            if self._on.link.rank == 0:
-                say("Ctrl-C: stopping once this step is complete and saved; again to stop at once")
-            self._agreement.request(
-                "drain", not_before=0, reason="Ctrl-C", left_s=None, interrupt=True
-            )
-            return
-        self._on_notice(signal_notice(name, self._desk.grace_s()))
-
-    def _on_notice(self, notice: Notice) -> None:
-        info = request_of(notice, self._settings)
-        if not notice.early:
-            self._heard = notice
-            self._agreement.request("drain", not_before=0, **info)
-        elif answer_to(notice, self._settings) != "ignore":
-            self._agreement.hurry(**info)
-        self._on.books.notice(notice)  # not before: its disk may be slow
-
-    def _on_platform(self, chosen: Chosen) -> None:
-        if self._on.link.rank == 0 and chosen.watchers:
-            say(chosen.reason)
-        self._on.books.grace_check.found(chosen)
 
     def _on_decision(self, action: Action) -> None:
         if action.kind in ("drain", "leave"):
