@@ -24,26 +24,25 @@ from __future__ import annotations
 import contextlib
 import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any, Final
 
 import msgspec
 
 from outlast.attempt.beat import Beat
-from outlast.attempt.link import DECISION_TIMEOUT_S, Action, Agreement, Link
+from outlast.attempt.link import DECISION_TIMEOUT_S, Agreement, Link
 from outlast.checkpoint.catalog import find_standing
 from outlast.config import Settings
 from outlast.errors import ConfigError, StorageError
 from outlast.ledger.narrator import say
-from outlast.notice.signals import SignalNotice
-from outlast.script.objects import BoundaryState, Objects
+from outlast.script.objects import Objects
 from outlast.training.afresh import Afresh
 from outlast.training.anomalies import LossMonitor
 from outlast.training.books import AttemptBooks
-from outlast.training.leaving import LoopPosition, WayOut
+from outlast.training.leaving import Hearing, LoopPosition, WayOut
 from outlast.training.position import Streams
 from outlast.training.resume import Sources
-from outlast.training.saving import Snapshots
+from outlast.training.saving import Saves, Saving, Snapshots
 from outlast.training.timing import Meter
 
 logger = logging.getLogger(__name__)
@@ -72,23 +71,16 @@ class LoopEnding:
         snapshots: the worker's part in the attempt's saves.
         link: the other ranks.
         judging: of the loss.
-        state: gives what would be saved in this moment.
-        snapshot: has a snapshot taken; whether that was possible.
+        saving: the session's.
     """
 
     def __init__(
-        self,
-        snapshots: Snapshots,
-        link: Link,
-        judging: LossMonitor,
-        state: Callable[[], BoundaryState],
-        snapshot: Callable[[dict[str, Any]], bool],
+        self, snapshots: Snapshots, link: Link, judging: LossMonitor, saving: Saving
     ) -> None:
         self._engine, self._turns = snapshots.engine, snapshots.turns
         self._link = link
         self._judging = judging
-        self._state = state
-        self._snapshot = snapshot
+        self._saving = saving
 
     def act(self, loop: int, step: int, agreement: Agreement) -> dict[str, Any] | None:
         """A loop has come to its end: do what is due, and have the end saved if that pays.
@@ -102,13 +94,13 @@ class LoopEnding:
         self._judging.hasten()
         if self._link.rank == 0:
             for action in agreement.last_boundary(step)[:1]:
-                self._snapshot(action.info)
+                self._saving.take(step, action.info)
             agreed = agreement.saved(step)
         word = self._rank_0s_word(loop, step, agreed)
         if self._link.rank and word.agreed is not None and agreement.follow(step):
-            self._snapshot(word.agreed)
+            self._saving.take(step, word.agreed)
         if word.saves_end and word.back is None:
-            self._save_end()
+            self._save_end(step)
         return word.back
 
     def may_save(self, step: int) -> bool:
@@ -118,10 +110,10 @@ class LoopEnding:
         """
         return self._engine.committed_step != step and self._turns.pays()
 
-    def _save_end(self) -> None:
+    def _save_end(self, step: int) -> None:
         since_s = time.monotonic()
         self._engine.take_at_once()  # whatever follows may change the state in any way
-        self._snapshot({"reason": "the loop's end"})
+        self._saving.take(step, {"reason": "the loop's end"})
         self._turns.end_taken(time.monotonic() - since_s)
 
     def _rank_0s_word(self, loop: int, step: int, agreed: dict[str, Any] | None) -> _LoopEndWord:
@@ -168,7 +160,7 @@ class LoopEnding:
         engine.wait(timeout_s)
         due = engine.committed_step != step
         if not due and may_differ():
-            due = not engine.holds(self._state())
+            due = not engine.holds(self._saving.newest(step))
         return self._anybody("end/due", due, timeout_s)
 
     def _meet(self, step: int, timeout_s: float) -> bool:
@@ -259,12 +251,10 @@ class Footing:
     Args:
         settings: the job's.
         objects: the session's.
-        signals: through which the main thread is made to leave.
-        on_decision: told of each agreed action.
-        on_written: told (step, error) of each save's end.
+        hearing: of what happens to the machine.
+        saves: those that were asked for.
+        saving: what is saved.
         where: says where the training thread is.
-        newest: gives what would be saved now.
-        snapshot: has a snapshot taken; whether that was possible.
         may_move: on rank 0, whether a drain is only those machines' that leave; told the asks.
 
     Attributes:
@@ -285,16 +275,14 @@ class Footing:
         self,
         settings: Settings,
         objects: Objects,
-        signals: SignalNotice,
+        hearing: Hearing,
+        saves: Saves,
+        saving: Saving,
         *,
-        on_decision: Callable[[Action], None],
-        on_written: Callable[[int, str], None],
         where: Callable[[], LoopPosition],
-        newest: Callable[[], BoundaryState],
-        snapshot: Callable[[Mapping[str, Any]], bool],
         may_move: Callable[[list[dict[str, Any]]], bool],
     ) -> None:
-        self._on_decision = on_decision
+        self._saves = saves
         self._may_move = may_move
         self.books = AttemptBooks(settings)
         self.link = self.books.link
@@ -302,11 +290,12 @@ class Footing:
             self.judging = LossMonitor(settings, self.link, self.books.past)
             self.books.open()
             self._beat = Beat()
-            self.snapshots = Snapshots(settings, self.books, self.judging, on_written)
+            self.snapshots = Snapshots(settings, self.books, self.judging, saves.written)
         self.engine = self.snapshots.engine
         self.sources = Sources(self.books, self.engine, self.snapshots.turns, self.judging)
-        self.leaving = WayOut(settings, self.books, self.engine, signals, where)
-        self.ending = LoopEnding(self.snapshots, self.link, self.judging, newest, snapshot)
+        self.leaving = WayOut(self.books, self.engine, hearing.signals, saves, where)
+        self.ending = LoopEnding(self.snapshots, self.link, self.judging, saving)
+        saving.snapshots, hearing.way = self.snapshots, self.leaving
         self.streams = Streams(self.link)
         self.afresh = Afresh(objects, self.link)
         alone, engine = self.link.world_size == 1, self.engine
@@ -327,7 +316,7 @@ class Footing:
         agreement = self.snapshots.agreement = self.leaving.agreement = Agreement(
             self.link,
             step,
-            self._on_decision,
+            self.leaving.agreed,
             in_step=in_step,
             may_save=lambda: self.engine.idle,
             may_drain=self.leaving.plan,
@@ -370,6 +359,13 @@ class Footing:
         self.books.samples.stalled(stalled_s)
         self.meter.updating(stalled_s)
 
+    def let_go(self, step: int) -> None:
+        """In another thread: the attempt is over, and nothing is to be waited for any more."""
+        if self.agreement is not None:  # else the attempt has not begun here
+            self.agreement.release()
+        self.engine.give_up()
+        self._saves.give_up(step)
+
     def stop(
         self, timeout_s: float, exit_code: int, *, clean: bool, copying_s: float | None = None
     ) -> None:
@@ -389,9 +385,10 @@ class Footing:
             self.books.close(exit_code)
             self._beat.close()
 
-    def leave(self) -> None:
+    def leave(self, step: int) -> None:
         """The attempt is over, and nothing of it is waited for."""
         self.meter.close()
         self.stop(0.0, 0, clean=False)
         self.link.let_go()
         self.leaving.left()
+        self._saves.give_up(step)

@@ -41,7 +41,7 @@ from outlast.policy.drain import LEAVING_S, DrainPlan, leaving_s, plan
 from outlast.script import excepthook
 from outlast.training.books import AttemptBooks
 from outlast.training.engine import Engine
-from outlast.training.saving import COMMIT_TIMEOUT_S, NO_COMMIT, Saving
+from outlast.training.saving import COMMIT_TIMEOUT_S, NO_COMMIT, Saves, Saving
 from outlast.training.turns import TAIL_BYTES
 
 logger = logging.getLogger(__name__)
@@ -141,29 +141,30 @@ class WayOut:
         agreement: with the other ranks, once it is there.
 
     Args:
-        settings: the job's.
         books: the attempt's.
         engine: the worker's part in its saves.
         signals: through which the main thread is made to leave.
+        saves: those that were asked for.
         where: says where the training thread is; asked from another thread.
     """
 
     def __init__(
         self,
-        settings: Settings,
         books: AttemptBooks,
         engine: Engine,
         signals: SignalNotice,
+        saves: Saves,
         where: Callable[[], LoopPosition],
     ) -> None:
         self.is_known = False
         self.books = books
         self.agreement: Agreement | None = None
         self._engine = engine
-        self._outlook = Outlook(settings)
+        self._outlook = Outlook(books.settings)
         self._step = 0
         self._completed_s = time.monotonic()
         self._signals = signals
+        self._saves = saves
         self._where = where
         self._end_s: float | None = None  # monotonic time at which the machine goes
         self._out_s = LEAVING_S  # of the time until then, for the way out
@@ -237,6 +238,16 @@ class WayOut:
     def is_patient(self) -> bool:
         """Whether Ctrl-C waits for the step's end: in the loop, where no agent sees to it."""
         return self._where().in_loop and not self.books.under_agent
+
+    def agreed(self, action: Action) -> None:
+        """The ranks have agreed on an action; in the answering thread."""
+        if action.kind in ("drain", "leave"):
+            self.decided(action)
+        if action.kind in ("leave", "rollback", "move"):
+            return
+        self._saves.decided(action.step)
+        if action.step and action.step == self._engine.committed_step:
+            self._saves.written(action.step, "")  # asked for when it was committed already
 
     def decided(self, action: Action) -> None:
         """A drain is agreed, or there is no time for one; called once, in the answering thread."""

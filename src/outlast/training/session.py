@@ -174,17 +174,12 @@ class Session:
 
     def _open_attempt(self) -> Footing:
         self._on = Footing(
-            *(self._settings, self._objects, self._hearing.signals),
-            on_decision=self._on_decision,
-            on_written=self._saves.written,
+            *(self._settings, self._objects, self._hearing, self._saves, self._saving),
             where=lambda: LoopPosition(
                 self.step, self._in_loop, self._is_draining or self._is_over
             ),
-            newest=lambda: self._saving.newest(self.step),
-            snapshot=lambda info: self._saving.take(self.step, info),
             may_move=self._may_move,
         )
-        self._saving.snapshots, self._hearing.way = self._on.snapshots, self._on.leaving
         return self._on
 
     def _resume(self) -> None:
@@ -479,7 +474,7 @@ class Session:
             newest=lambda: self._saving.newest(self.step),
             own=lambda: self._saving.own(self.step, self._position.reached()),
             own_end=lambda step: self._saving.own(step, self._position.ahead()),
-            let_go=self._let_go,
+            let_go=lambda: self._on.let_go(self.step),
             leave=self._leave_attempt,
             enter=self._open_attempt,
             resumed=self._resumed,
@@ -532,8 +527,7 @@ class Session:
         return self._passage.is_in_hand
 
     def _leave_attempt(self) -> None:
-        self._on.leave()
-        self._saves.give_up(self.step)
+        self._on.leave(self.step)
         self._is_prepared = False
 
     def _resumed(self, own: Mapping[str, Any], saved_by: int) -> None:
@@ -705,13 +699,6 @@ class Session:
             self._passage.keep(self.step)
         self._position.forget_ahead()
 
-    def _let_go(self) -> None:
-        """In another thread: the attempt is over, and nothing is to be waited for any more."""
-        if self._on.agreement is not None:  # else the attempt has not begun here
-            self._on.agreement.release()
-        self._on.engine.give_up()
-        self._saves.give_up(self.step)
-
     def _roll_back(self, info: Mapping[str, Any]) -> None:
         """Leave without saving; all ranks do, and the next attempt goes on from before."""
         self._is_rolled_back = True
@@ -737,12 +724,3 @@ class Session:
             if self._on.ending.is_due(self.step, COMMIT_TIMEOUT_S, differs):
                 self._position.end()
                 self._saving.commit_end(self.step)
-
-    def _on_decision(self, action: Action) -> None:
-        if action.kind in ("drain", "leave"):
-            self._on.leaving.decided(action)
-        if action.kind in ("leave", "rollback", "move"):
-            return
-        self._saves.decided(action.step)
-        if action.step and action.step == self._on.engine.committed_step:
-            self._saves.written(action.step, "")  # asked for when it was committed already
