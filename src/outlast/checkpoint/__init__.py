@@ -20,7 +20,7 @@ Reading one:
 
 ``catalog``        which saves there are, whose they are, and which may go
 ``transfer``       what a save consists of, found in all its places; its blocks read, verified
-``parts``          tensors found in the ranks' parts, which must cover every one
+``chunks``         tensors found in the ranks' parts, which must cover every one
 ``mend``           files copied to other places, and places mended from each other
 ``reader``         opening, verifying, a rank's state, boxes of tensors; what is damaged, mended
 ``foreign``        weights for a new job, in whatever form somebody has written them

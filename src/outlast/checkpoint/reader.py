@@ -51,6 +51,7 @@ import torch
 
 from outlast.checkpoint import devices, transfer
 from outlast.checkpoint.catalog import newest
+from outlast.checkpoint.chunks import check_parts
 from outlast.checkpoint.manifest import (
     BLOCK_BYTES,
     MANIFEST,
@@ -67,7 +68,6 @@ from outlast.checkpoint.manifest import (
     without_owner,
 )
 from outlast.checkpoint.mend import Repaired, mend_file, mend_manifest
-from outlast.checkpoint.parts import check_parts
 from outlast.checkpoint.spreads import Box, common
 from outlast.checkpoint.tensors import (
     DTYPES,

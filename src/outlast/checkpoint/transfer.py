@@ -1,9 +1,9 @@
 """Find what a save consists of, and read it: each block from the first place where it is right.
 
 A save has one manifest, the same everywhere. It names files and tensors itself (a job of one rank,
-formats 1 and 2), or it names parts, which say it rank by rank (``parts``). ``Inventory`` looks both
-up. ``FileCopies`` is one file in all the places that hold it; ``read`` reads many blocks at the
-speed of the disk.
+formats 1 and 2), or it names parts, which say it rank by rank. ``Inventory`` looks both up; the
+chunks that a region needs are looked for in parts by ``chunks``. ``FileCopies`` is one file in all
+the places that hold it; ``read`` reads many blocks at the speed of the disk.
 
 Guarantees: a part is believed only after it was compared with the manifest, and checked. A block is
 handed on only after its hash was compared. Each thread reads a block into memory of its own, hashes
@@ -35,6 +35,7 @@ from typing import Final, NamedTuple, Protocol
 import xxhash
 
 from outlast.checkpoint.catalog import newest
+from outlast.checkpoint.chunks import TensorInfo, find_chunks
 from outlast.checkpoint.manifest import (
     BLOCK_BYTES,
     MANIFEST,
@@ -56,7 +57,6 @@ from outlast.checkpoint.manifest import (
     save_of,
     without_owner,
 )
-from outlast.checkpoint.parts import TensorInfo, find_chunks
 from outlast.checkpoint.spreads import Box
 from outlast.errors import CheckpointInvalid
 from outlast.storage import Reader, Storage

@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from unit_layouts import ROW, Job, laid_out, layouts
 
+from outlast.checkpoint.chunks import Coverage, check_parts, covers
 from outlast.checkpoint.manifest import (
     Contents,
     decode_part,
@@ -19,7 +20,6 @@ from outlast.checkpoint.manifest import (
     shard_file,
     state_file,
 )
-from outlast.checkpoint.parts import Coverage, check_parts, covers
 from outlast.checkpoint.spreads import WHOLE, overlap, pieces_of, spread_over
 from outlast.checkpoint.transfer import Inventory
 from outlast.errors import CheckpointInvalid
