@@ -2,8 +2,7 @@
 
 A session:
 
-``opening``     from what a script names to a session
-``session``     the object itself: steps, epochs, log, save
+``session``     from what a script names to the object itself: steps, epochs, log, save
 ``driven``      a loop that a framework runs, in place of steps()
 ``position``    where the worker is in its data, over all loops
 ``saving``      what is saved at a boundary, when, and how it ends; saves that were asked for

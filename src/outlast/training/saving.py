@@ -34,6 +34,7 @@ from outlast.data import random_state
 from outlast.errors import ConfigError, OutlastError, StorageError
 from outlast.ledger.narrator import say
 from outlast.policy.cadence import Change
+from outlast.script import excepthook
 from outlast.script.gradients import KEY as GRADIENTS
 from outlast.script.gradients import ScriptGradients
 from outlast.script.hyper import Hyperparameters
@@ -207,6 +208,7 @@ class Snapshots:
         states: makes what is saved.
         unsaved: what people hear of saves that fail.
         agreement: with the other ranks, once it is there.
+        is_prepared: whether all is ready for the first save.
     """
 
     def __init__(
@@ -217,6 +219,7 @@ class Snapshots:
         on_written: Callable[[int, str], None],
     ) -> None:
         self.agreement: Agreement | None = None
+        self.is_prepared = False
         self._settings = settings
         self._books = books
         self._link = books.link
@@ -421,15 +424,19 @@ class Saving:
         Raises:
             ConfigError: it cannot be saved. Not after hours: the job has trained one step so far.
         """
-        try:
-            state = self.state(step)
-            if self._gradients.come_and_go:
-                state[OWN].pop(GRADIENTS, None)
-            self.snapshots.prepare(step, self._objects.stateful, state)
-        except ConfigError as error:  # said again, and counted, when it is to be saved
-            if not may_fail:
-                raise
-            say(f"step {step} could not be saved: {error}")
+        if self.snapshots.is_prepared:
+            return
+        self.snapshots.is_prepared = True
+        with excepthook.one_line_errors():
+            try:
+                state = self.state(step)
+                if self._gradients.come_and_go:
+                    state[OWN].pop(GRADIENTS, None)
+                self.snapshots.prepare(step, self._objects.stateful, state)
+            except ConfigError as error:  # said again, and counted, when it is to be saved
+                if not may_fail:
+                    raise
+                say(f"step {step} could not be saved: {error}")
 
     def take(self, step: int, info: Mapping[str, Any]) -> bool:
         """Capture the state and hand it to the engine; whether that was possible.

@@ -22,6 +22,8 @@ import functools
 import sys
 import threading
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from os import PathLike
+from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, Never, Self, TypeVar
 
@@ -36,15 +38,17 @@ from outlast.checkpoint.plan import OWN
 from outlast.checkpoint.tree import flatten
 from outlast.data import random_state, shield
 from outlast.errors import ConfigError, Exit, Leave, NotInProcess, OutlastError, exit_code_of
+from outlast.health import pulse
 from outlast.inprocess import handover
 from outlast.inprocess.survivor import open_survivor
 from outlast.ledger.narrator import say
+from outlast.notice.desk import checked
 from outlast.script import excepthook
 from outlast.script.callsite import Entry, Site, entry_of, site_of
 from outlast.script.gradients import ScriptGradients
 from outlast.script.hyper import Hyperparameters
 from outlast.script.initial import Initial
-from outlast.script.objects import Objects, StepsHeard, hook
+from outlast.script.objects import Objects, StepsHeard, hook, refuse_misspelt, refuse_unnamed
 from outlast.script.unnamed import Transient, Unnamed
 from outlast.training.afresh import held, read
 from outlast.training.footing import Footing
@@ -97,7 +101,7 @@ class Session:
         self._position = Position()
         self._entry = Entry()
         self._passage: Passage | None = None  # where the agent has this process live on
-        self._in_loop = self._is_over = self._is_prepared = self._is_draining = False
+        self._in_loop = self._is_over = self._is_draining = False
         self._has_parted = False  # its machine leaves, and the others go on
         self._thread = threading.get_ident()
         self._hook: Any = None
@@ -475,7 +479,7 @@ class Session:
             own=lambda: self._saving.own(self.step, self._position.reached()),
             own_end=lambda step: self._saving.own(step, self._position.ahead()),
             let_go=lambda: self._on.let_go(self.step),
-            leave=self._leave_attempt,
+            leave=lambda: self._on.leave(self.step),
             enter=self._open_attempt,
             resumed=self._resumed,
             arrive=self._arrive,
@@ -510,8 +514,7 @@ class Session:
             try:
                 self._complete()
                 self._keep()
-                if not self._is_prepared:
-                    self._prepare()
+                self._saving.prepare(self.step, may_fail=self.resumed)
             except Exception as error:
                 if not over.explains(error):
                     raise
@@ -525,10 +528,6 @@ class Session:
         self._passage.cross(self._on, self.step)
         self._on.meter.open(self._objects.stateful.values())
         return self._passage.is_in_hand
-
-    def _leave_attempt(self) -> None:
-        self._on.leave(self.step)
-        self._is_prepared = False
 
     def _resumed(self, own: Mapping[str, Any], saved_by: int) -> None:
         link = self._on.link
@@ -662,16 +661,6 @@ class Session:
         assert agreement is not None  # noqa: S101 - there from the session's beginning
         return agreement
 
-    def _prepare(self) -> None:
-        """After this attempt's first step the state is what it will be: make ready for saving.
-
-        Raises:
-            ConfigError: it cannot be saved.
-        """
-        self._is_prepared = True
-        with excepthook.one_line_errors():
-            self._saving.prepare(self.step, may_fail=self.resumed)
-
     def _before_optimizer(self, optimizer: Optimizer) -> None:
         if self._in_loop and not self._at_boundary:
             self._saving.optimizers.stepped(self.step + 1)
@@ -724,3 +713,57 @@ class Session:
             if self._on.ending.is_due(self.step, COMMIT_TIMEOUT_S, differs):
                 self._position.end()
                 self._saving.commit_end(self.step)
+
+
+def session(
+    *unnamed: Never,
+    dir: str | Path | None = None,  # noqa: A002 - the word of outlast.toml and of --dir
+    every: str | int | None = None,
+    keep: int | None = None,
+    resume: bool | None = None,
+    init_from: str | PathLike[str] | Mapping[str, str | PathLike[str]] | None = None,
+    init_except: str | Sequence[str] = (),
+    keep_new: str | Sequence[str] = (),
+    **named: Any,
+) -> Session:
+    """Open a session for a training loop.
+
+    Args:
+        dir: the job's directory; by default as set by OUTLAST_DIR or outlast.toml.
+        every: how often to save: "auto", "200 steps", 200, "5 min".
+        keep: how many committed checkpoints to keep.
+        resume: True to go on with the job in that directory although it was begun with another
+            script or other arguments, which are refused otherwise. The same command needs no word.
+        init_from: where a job without a checkpoint of its own takes its models' weights from: a
+            job's directory (``runs/a``, or ``runs/a@1200`` for that step), one checkpoint's, a
+            file of torch.save, safetensors (a file, or a directory with an index), or a DCP
+            directory. As a mapping, which objects take their state, and from where:
+            ``{"model": "runs/a", "optimizer": "runs/a"}``.
+        init_except: names in the models that stay as the script has made them; patterns, or
+            beginnings up to a dot (``"head"``).
+        keep_new: hyperparameters, as in ``"optimizer.lr"``, of which a resume takes the script's
+            value and not the checkpoint's.
+        *unnamed: refused, with how it is written: objects are given by name.
+        **named: what to save: anything with state_dict and load_state_dict. The names are the
+            checkpoint's keys. A loader may be among them. Random-number states, the step and the
+            position in the data are kept without being named.
+
+    Returns:
+        A session, to be used as a context manager.
+
+    Raises:
+        ConfigError: a setting that cannot be used, or nothing to save.
+    """
+    arguments = {
+        "dir": dir,
+        "resume": resume,
+        "checkpoint.every": every,
+        "checkpoint.keep": keep,
+    }
+    with excepthook.one_line_errors():
+        refuse_unnamed(unnamed)
+        refuse_misspelt(named)
+        objects = Objects(named)
+        initial = Initial(objects, init_from, init_except)
+        pulse.watch_model(objects.model)
+        return Session(checked(config.load(arguments)), objects, initial, keep_new)
