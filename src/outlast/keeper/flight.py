@@ -27,7 +27,7 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from typing import Final, Protocol
+from typing import TYPE_CHECKING, Final, Protocol
 
 import msgspec
 import xxhash
@@ -52,6 +52,9 @@ from outlast.checkpoint.manifest import (
 from outlast.keeper import wire
 from outlast.keeper.memory import Arena, Books
 from outlast.storage import Blob, Storage, unwritten
+
+if TYPE_CHECKING:
+    from outlast.keeper.shared_saves import Side
 
 logger = logging.getLogger(__name__)
 
@@ -284,30 +287,6 @@ class WorkerPeer(Protocol):
 
     def send(self, message: wire.Message, blob: bytes = b"") -> None:
         """Queue a message; never waits."""
-
-
-class Side(Protocol):
-    """This machine's part in a save of ranks on several machines; nothing of it waits."""
-
-    leads: bool  # whether this machine has rank 0
-
-    def report(self, step: int, serial: int, rank: int, part: RankOutcome) -> None:
-        """Tell rank 0's keeper of a rank's part."""
-
-    def tell(self, ended: wire.SaveEnded, manifest: bytes, to: object = None) -> None:
-        """Tell the other machines, or one of them, how a save ended."""
-
-    def detail(self, step: int, serial: int, rank: int, groups: tuple[str, ...]) -> bool:
-        """Ask for a rank's single digests; whether its machine can be asked."""
-
-    def want(self, step: int, serial: int) -> None:
-        """Ask rank 0's keeper for the manifest of a save."""
-
-    def done(self, serial: int) -> None:
-        """Tell rank 0's keeper that nothing more is needed of it for a save."""
-
-    def close(self) -> None:
-        """No save of this attempt is in flight any more."""
 
 
 class RankSide:

@@ -49,7 +49,6 @@ from outlast.keeper.flight import (
     RankSide,
     Save,
     SaveTable,
-    Side,
     WorkerPeer,
     part_of,
 )
@@ -57,7 +56,7 @@ from outlast.keeper.memory import Books
 from outlast.storage import Storage, in_words
 
 if TYPE_CHECKING:
-    from outlast.keeper.shared_saves import SaveLeader
+    from outlast.keeper.shared_saves import SaveLeader, Side
 
 logger = logging.getLogger(__name__)
 

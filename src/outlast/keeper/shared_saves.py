@@ -47,7 +47,7 @@ from outlast.checkpoint.manifest import SaveName
 from outlast.errors import OutlastError
 from outlast.keeper import protocol, wire
 from outlast.keeper.copies import Arrived, WordsHeard, WordsSaid
-from outlast.keeper.flight import RankOutcome, Save, Side
+from outlast.keeper.flight import RankOutcome, Save
 from outlast.keeper.peers import Peers
 from outlast.keeper.protocol import Door, tls_of
 from outlast.keeper.saves import SavesInFlight
@@ -522,6 +522,10 @@ class SaveFollower:
                 self._out.put((protocol.KeeperBeat(moves=self._hears.moves(self.attempt)), b""))
             case _:
                 raise protocol.out_of_turn(channel, message)
+
+
+# This machine's part in a save of ranks on several machines; nothing of it waits.
+Side = SaveLeader | SaveFollower
 
 
 class SharedSaves:

@@ -411,9 +411,9 @@ class Restore:
                 and not is_subclass(now)
                 and _is_memory_for(leaf, now, parameter)
                 and not memory.is_noted(leaf)
-                and _storage(now) not in self._taken  # shared with another state or a parameter
+                and storages(now)[0] not in self._taken  # shared with another state or a parameter
             ):
-                self._taken.add(_storage(now))
+                self._taken.add(storages(now)[0])
                 self.targets.append((leaf.name, now.detach()))
                 found[slot] = now
             else:
@@ -498,7 +498,7 @@ def _is_memory_for(leaf: Leaf, now: torch.Tensor, parameter: torch.Tensor) -> bo
     spread = is_spread(parameter) and tuple(parameter.shape) == leaf.shape
     return (
         (tuple(now.shape), now.dtype, is_spread(now)) == (leaf.shape, leaf.dtype, spread)
-        and _local(now).is_contiguous()
+        and memories(now)[0].is_contiguous()
         and not now.requires_grad
     )
 
@@ -527,14 +527,6 @@ class _Group:
 def _given_names(group: Mapping[str, Any]) -> dict[str, str]:
     """Our names of a group's parameters → those that torch was given, if it was."""
     return dict(zip(group["params"], group.get("param_names", group["params"]), strict=True))
-
-
-def _storage(tensor: torch.Tensor) -> int:
-    return storages(tensor)[0]
-
-
-def _local(tensor: torch.Tensor) -> torch.Tensor:
-    return memories(tensor)[0]
 
 
 def _whole(state: Any) -> Any:
