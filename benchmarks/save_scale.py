@@ -21,7 +21,6 @@ import msgspec
 
 from bench.save_end import save_end
 from outlast.attempt.link import LocalLink
-from outlast.checkpoint.inventory import Inventory
 from outlast.checkpoint.manifest import (
     BLOCK_BYTES,
     FORMAT,
@@ -49,6 +48,7 @@ from outlast.checkpoint.plan import (
     share,
 )
 from outlast.checkpoint.spreads import Spread, pieces_of, spread_over
+from outlast.checkpoint.transfer import Inventory
 from outlast.training.sharing import Sharing
 
 LAYER = {

@@ -18,9 +18,8 @@ import msgspec
 
 from outlast.checkpoint.manifest import PartEntry
 from outlast.keeper import protocol, wire
-from outlast.keeper.flight import RankOutcome
+from outlast.keeper.flight import Pool, RankOutcome
 from outlast.keeper.memory import Books
-from outlast.keeper.persist import Pool
 from outlast.keeper.saves import SavesInFlight
 from outlast.keeper.shared_saves import MemberKeeper, SaveLeader
 from outlast.peer import listen

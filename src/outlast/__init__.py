@@ -31,8 +31,7 @@ if TYPE_CHECKING:
         StorageError,
     )
     from outlast.reduce import SameBits
-    from outlast.training.opening import session
-    from outlast.training.session import Session
+    from outlast.training.session import Session, session
 
 __all__ = [
     "CheckpointInvalid",
@@ -55,7 +54,7 @@ _HOME = {
     "dcp_writer": "outlast.checkpoint.dcp",
     "SameBits": "outlast.reduce",
     "Session": "outlast.training.session",
-    "session": "outlast.training.opening",
+    "session": "outlast.training.session",
     **dict.fromkeys(
         (
             "CheckpointInvalid",

@@ -12,7 +12,8 @@ from torch.nn.functional import mse_loss
 
 import outlast
 from outlast.checkpoint import devices
-from outlast.checkpoint.capture import digest_of, in_words, sums_of
+from outlast.checkpoint.capture import digest_of
+from outlast.checkpoint.devices import in_words, sums_of
 from outlast.checkpoint.tensors import NAMES
 from outlast.storage import Directory
 from outlast.training.sharing import SnapshotRoom

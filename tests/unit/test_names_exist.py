@@ -58,6 +58,23 @@ def test_names_that_are_taken_from_the_package_exist():
     assert not absent, "\n".join(absent)
 
 
+def test_modules_that_the_package_names_in_strings_exist():
+    """What is imported ahead by its name would else be left out in silence."""
+    named = {
+        (node.value, file)
+        for file in (ROOT / "src").rglob("*.py")
+        for node in ast.walk(ast.parse(file.read_text()))
+        if isinstance(node, ast.Constant) and re.fullmatch(r"outlast(\.\w+)+", str(node.value))
+    }
+    assert len(named) > 10
+    absent = [
+        f"{file.relative_to(ROOT)}: there is no {name}"
+        for name, file in named
+        if name != "outlast.toml" and not is_there(*name.rsplit(".", 1))
+    ]
+    assert not absent, "\n".join(absent)
+
+
 @pytest.mark.parametrize("module", ["outlast.keeper.client", "outlast.no_such_module"])
 def test_one_that_does_not_exist_is_found(module):
     assert not is_there(module, "NoSuchName")

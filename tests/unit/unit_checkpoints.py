@@ -8,7 +8,6 @@ import torch
 from unit_fakes import bits
 from unit_names import save_name, save_of
 
-from outlast.checkpoint.inventory import rank_of
 from outlast.checkpoint.manifest import (
     FORMAT,
     MANIFEST,
@@ -27,14 +26,16 @@ from outlast.checkpoint.manifest import (
     own_name,
     part_entry,
     part_file,
+    rank_of,
     shard_file,
     sign,
     state_file,
     write_hashed,
 )
+from outlast.checkpoint.mend import NotMended, mend_copy
 from outlast.checkpoint.plan import PieceLocation, World, describe, share
 from outlast.checkpoint.tensors import NAMES
-from outlast.checkpoint.transfer import NotMended, inventory_of, look, mend_copy, read_manifest
+from outlast.checkpoint.transfer import inventory_of, look, read_manifest
 from outlast.checkpoint.tree import flatten
 
 OWN = "outlast."

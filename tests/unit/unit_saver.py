@@ -21,10 +21,10 @@ from outlast.checkpoint.capture import Capture
 from outlast.checkpoint.manifest import FULL, small_state
 from outlast.checkpoint.plan import Share, make, name_of, structure
 from outlast.checkpoint.tree import flatten
-from outlast.keeper import conclude, flight, persist, wire
+from outlast.keeper import conclude, flight, wire
 from outlast.keeper.copies import WordsSaid
+from outlast.keeper.flight import Pool
 from outlast.keeper.memory import Books, MemoryTier
-from outlast.keeper.persist import Pool
 from outlast.keeper.saves import SavesInFlight
 from outlast.keeper.shared_saves import SaveFollower, SaveLeader
 from outlast.peer import listen
@@ -82,7 +82,7 @@ def share_everything(monkeypatch):
 
 def small_blocks(monkeypatch, num_bytes):
     """Files of a few bytes have many blocks."""
-    for room in (manifest, capture, transfer, persist, plan):
+    for room in (manifest, capture, transfer, flight, plan):
         monkeypatch.setattr(room, "BLOCK_BYTES", num_bytes)
 
 

@@ -4,7 +4,6 @@ What a checkpoint is:
 
 ``manifest``       a save's name; what it consists of, as its manifest and the ranks' parts say
 ``spreads``        how a tensor is spread over ranks, in few words
-``inventory``      the manifest and the parts, looked up and checked
 ``tensors``        a tensor: its bytes, its memory, its spread, its inner tensors
 ``tree``           nested state ↔ small state as data, and named tensors; all ranks' as one
 ``attributes``     what an optimizer holds besides its ``state_dict``; where generators stand
@@ -13,14 +12,16 @@ What a checkpoint is:
 A worker's part in writing one (the keeper, above this room, writes, compares and commits):
 
 ``plan``           which rank writes what, and where it lies in its file
-``boundary``       pieces as they were at the boundary; changes are noticed, or wait for the copy
-``capture``        the copy into memory, behind the next forward and backward
-``devices``        the GPU that is the rank's, and threads that may touch it
+``capture``        the copy into memory, behind the next forward and backward; changes are noticed
+``writers``        what would change a tensor past its version counter waits for the copy
+``devices``        the GPU that is the rank's, threads that may touch it, copies from it
 
 Reading one:
 
 ``catalog``        which saves there are, whose they are, and which may go
-``transfer``       files in all their places: blocks read, copied, mended
+``transfer``       what a save consists of, found in all its places; its blocks read, verified
+``chunks``         tensors found in the ranks' parts, which must cover every one
+``mend``           files copied to other places, and places mended from each other
 ``reader``         opening, verifying, a rank's state, boxes of tensors; what is damaged, mended
 ``foreign``        weights for a new job, in whatever form somebody has written them
 ``foreign_dcp``    … a directory that ``torch.distributed.checkpoint`` wrote

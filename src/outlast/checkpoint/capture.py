@@ -3,42 +3,348 @@
 At a step boundary only what may change outside the optimizer is copied at once. The rest (what the
 optimizers change, and nothing else does) is copied by two threads that share a queue, while the
 loop computes; a hook that runs before each optimizer's step copies what is left and waits for what
-is under way.
+is under way. GPUs copy on streams of their own (``devices.CudaCopies``).
 
-From GPUs, copies go on a stream of their own, behind the training's stream. What training had put
-into its queue at the boundary comes before the copies; the optimizer's stream waits for them on the
-device, so the host never waits. Pieces that other ranks hold too are hashed on the device: bringing
-a replica to the host only to compare it would cost as much as its copy. While copies are under way
-no CUDA graph is captured (see ``boundary``): torch hands out streams in turn from a small pool, so
-that ours may be the one that is captured.
+Most pieces are the same tensors in the same place from one capture to the next (``Remembered``).
+Then only what can differ is taken anew, their versions and some of their bytes; with hundreds of
+tensors that is what a step boundary costs. What else they are (dtype, shape) is looked at behind
+the loop's back, before anything is copied.
 
 Should a tensor change under the copy all the same, the snapshot is void. Its version counters tell;
 they are looked at when its copy ends and once more when the training thread is known to be in no
-operation: a counter moves only after the bytes have. Writers that go past them are held back, or
-seen at the boundary; a tensor's first and last bytes are compared besides.
+operation: a counter moves only after the bytes have. Memory that others hold too, or that is not
+torch's own, is copied at once (``held_by_others``); other writers that go past the counters are
+held back (``writers``). A tensor's first and last bytes are compared besides.
 
-What can go wrong unseen: what ``boundary`` names, where it leaves those bytes as they were.
+What can go wrong unseen: what ``writers`` names, where it leaves those bytes as they were.
 
 Prior art: CheckFreq, DataStates-LLM. Rejected: os.fork (1.4 s of page faults per 2 GB); a team of
-OpenMP threads (a descheduled one holds up all the others).
+OpenMP threads (a descheduled one holds up all the others); hashing at the boundary (100 ms for each
+GiB).
 """
 
 from __future__ import annotations
 
 import collections
 import ctypes
+import functools
 import logging
+import operator
 import threading
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any, Final
 
 import torch
 import xxhash
 
-from outlast.checkpoint import boundary, devices
-from outlast.checkpoint.boundary import Item, Remembered, TensorPiece, source_of
+from outlast.checkpoint import devices, writers
+from outlast.checkpoint.devices import CudaCopies, in_words, sums_of
 from outlast.checkpoint.manifest import BLOCK_BYTES
-from outlast.checkpoint.plan import Write, WritePlan
+from outlast.checkpoint.plan import KIND, DigestCheck, Write, WritePlan
+from outlast.checkpoint.tensors import PLAIN, is_spread, span, view
+from outlast.errors import ConfigError
+
+# --- pieces at the boundary -----------------------------------------------------------------------
+
+_SAMPLE_BYTES: Final = 32
+_NUM_BYTES: Final = operator.attrgetter("nbytes")
+_VERSION: Final = operator.attrgetter("_version")
+
+# A piece of work: where some bytes of one source start in the file, all within one block of it, and
+# how many they are.
+Item = tuple["TensorPiece", int, int]
+
+
+class TensorPiece:
+    """One piece as it was at the boundary, and what has become of its copy."""
+
+    __slots__ = (
+        *("address", "at", "hasher", "num_parts", "parts_left", "sampled"),
+        *("outer", "outer_version", "tensor", "version", "windows", "write"),
+    )
+
+    def __init__(
+        self, write: Write | DigestCheck, tensor: torch.Tensor, outer: torch.Tensor | None = None
+    ) -> None:
+        self.write = write
+        self.tensor = tensor
+        # A spread tensor counts for itself: what goes through it moves no counter of its part.
+        self.outer = outer
+        self.outer_version = 0 if outer is None else outer._version
+        self.version = 0 if tensor.is_inference() else tensor._version
+        self.num_parts = self.parts_left = 1
+        self.windows: list[Any] = []  # its first and last bytes, where they lie
+        self.sampled: bytes | None = None  # what was there at the boundary, from ``at`` on
+        self.at = 0
+        self.hasher: Any = None  # of what goes through a ring, where it does not stay
+        # Where the bytes lie as they are stored; 0 where they do not.
+        self.address = 0
+        if (
+            tensor.is_cpu
+            and tensor.dtype == write.dtype
+            and tensor.is_contiguous()
+            and not (tensor.is_conj() or tensor.is_neg())
+        ):
+            self.address = tensor.data_ptr()
+
+    @property
+    def key(self) -> str:
+        """One word for the piece."""
+        return self.write.piece.key
+
+    def take_sample(self) -> None:
+        """Remember some bytes, to see whether they are those that were copied."""
+        tensor = self.tensor
+        size = tensor.nbytes
+        if not size or not tensor.is_cpu:
+            return
+        if self.address:
+            count = size if size < _SAMPLE_BYTES else _SAMPLE_BYTES
+            first, last = self.address, self.address + size - count
+        else:  # strided: the first and the last element
+            count = tensor.element_size()
+            first = tensor.data_ptr()
+            last = first + count * (span(tensor.shape, tensor.stride()) - 1)
+        at = _array(count).from_address  # ctypes.string_at takes ten times as long
+        self.windows = [at(first), at(last)]
+        self.sampled = b"".join(self.windows)
+
+    def has_changed(self) -> bool:
+        """Whether the tensor is not what it was at the boundary, as far as can be told."""
+        tensor = self.tensor
+        if not tensor.is_inference() and tensor._version != self.version:
+            return True
+        if self.outer is not None and self.outer._version != self.outer_version:
+            return True
+        return self.sampled is not None and b"".join(self.windows) != self._sample()
+
+    def was_copied_late(self, target: int) -> bool:
+        """Whether what lies at ``target`` is not the piece as it was at the boundary."""
+        if self.sampled is None or not self.address:
+            return False
+        first, last = self.windows
+        count, last_at = len(first), ctypes.addressof(last) - ctypes.addressof(first)
+        at = _array(count).from_address
+        return at(target).raw + at(target + last_at).raw != self._sample()
+
+    def _sample(self) -> bytes:
+        assert self.sampled is not None  # noqa: S101 - whoever asks has looked
+        return self.sampled[self.at : self.at + 2 * len(self.windows[0])]
+
+
+class Remembered:
+    """The sources of the capture before, to be used again where nothing has moved.
+
+    Only one capture at a time may hold them.
+    """
+
+    def __init__(self) -> None:
+        self.sources: list[TensorPiece] = []
+        self.items: list[Item] = []
+        self._plan: WritePlan | None = None
+        self._lazy: Collection[str] = ()
+        self._get: Any = None
+        self.rest: list[Write] = []  # what is copied at once
+        self._names: list[str] = []  # of all tensors
+        self._kinds: list[Any] = []  # of the sources' tensors
+        self._others: list[tuple[str, Any]] = []  # name and kind of those that are no sources
+        self._addresses: list[int] = []
+        self._sizes: list[int] = []
+        self._windows: list[list[Any]] = []
+        self._held: tuple[torch.Tensor, ...] = ()
+        self._memory: list[torch.UntypedStorage] = []
+        self._counts: list[int] = []  # how many hold each memory, if nobody else does
+        self._versions: list[int] = []
+        self._sampled = b""
+
+    def keep(
+        self,
+        plan: WritePlan,
+        lazy: Collection[str],
+        tensors: Mapping[str, torch.Tensor],
+        sources: list[TensorPiece],
+        items: list[Item],
+    ) -> None:
+        """Remember a capture's sources, if they are plain tensors in this memory, and no others."""
+        self._plan, self._held, self._memory = None, (), []
+        names = [source.write.piece.name for source in sources]
+        meant = [write.piece.name for write in plan.writes if write.piece.name in lazy]
+        usable = (
+            len(set(names)) == len(names) > 1
+            and names == meant
+            and set(map(type, tensors.values())) <= PLAIN
+            and all(
+                source.address
+                and source.sampled is not None
+                and not source.write.where.cuts
+                and not source.tensor.is_complex()
+                and not source.tensor.is_inference()
+                for source in sources
+            )
+        )
+        if not usable:
+            return
+        self._plan, self._lazy = plan, lazy
+        self.sources, self.items = sources, items
+        self.rest = [write for write in plan.writes if write.piece.name not in lazy]
+        self._get = operator.itemgetter(*names)
+        held = self._get(tensors)
+        self._names = list(tensors)
+        self._kinds = list(map(KIND, held))
+        own = set(names)
+        self._others = [(name, KIND(value)) for name, value in tensors.items() if name not in own]
+        self._addresses = [source.address for source in sources]
+        self._counts = list(expected(tensors, names).values())
+        self._sizes = list(map(_NUM_BYTES, held))
+        windows = [window for source in sources for window in source.windows]
+        # In groups: to join a thousand at once takes memory for a moment that is given back to the
+        # system, and then milliseconds in some runs.
+        self._windows = [windows[at : at + 100] for at in range(0, len(windows), 100)]
+        sampled = b"".join(source.sampled or b"" for source in sources)
+        at = 0
+        for source in sources:
+            source.sampled, source.at = sampled, at
+            at += 2 * len(source.windows[0])
+
+    def forget(self) -> None:
+        """Nothing is used again; what is held on to stays so until ``let_go``."""
+        self._plan = None
+
+    def again(
+        self, plan: WritePlan, lazy: Collection[str], tensors: Mapping[str, torch.Tensor]
+    ) -> bool:
+        """Whether ``plan`` fits ``tensors`` and the sources' bytes lie where they lay.
+
+        Then their versions and samples are noted; ``moved`` makes the sources those of ``tensors``.
+        """
+        if (
+            plan is not self._plan
+            or (lazy is not self._lazy and lazy != self._lazy)
+            or list(tensors) != self._names
+            or not set(map(type, tensors.values())) <= PLAIN
+            or [(name, KIND(tensors[name])) for name, _ in self._others] != self._others
+        ):
+            return False
+        held = self._get(tensors)
+        try:  # what has no memory of its own, as a sparse tensor, says so
+            if (
+                list(map(torch.Tensor.data_ptr, held)) != self._addresses
+                or list(map(_NUM_BYTES, held)) != self._sizes
+                or not all(map(torch.Tensor.is_contiguous, held))
+            ):
+                return False
+            self._versions = list(map(_VERSION, held))
+            # It is this memory that is copied, whatever is assigned to the tensor's data meanwhile.
+            self._memory = storages_of(held)
+            if counts(self._memory) != self._counts:
+                return False
+        except RuntimeError:
+            return False
+        self._sampled = b"".join(map(b"".join, self._windows))
+        self._held = held
+        return True
+
+    def moved(self) -> list[str]:
+        """Make the sources those of the tensors that were noted; names of those that do not fit.
+
+        These have the same bytes in the same place, and are something else all the same.
+        """
+        held, self._held = self._held, ()
+        for source, tensor, version in zip(self.sources, held, self._versions, strict=True):
+            source.tensor = tensor
+            source.version = version
+            source.sampled = self._sampled
+            source.parts_left = source.num_parts
+        found = zip(self.sources, held, self._kinds, strict=True)
+        return [
+            source.write.piece.name
+            for source, tensor, kind in found
+            if KIND(tensor) != kind or tensor.is_neg()
+        ]
+
+    @property
+    def memory(self) -> list[torch.UntypedStorage]:
+        """What the sources lie in, while they are used again."""
+        return self._memory
+
+    def let_go(self) -> None:
+        """Nothing is captured any more: the tensors are not held on to."""
+        self._held, self._memory = (), []
+        for source in self.sources:
+            source.tensor, source.outer = _NOTHING, None
+
+
+_NOTHING: Final = torch.empty(0)
+
+
+def source_of(tensors: Mapping[str, torch.Tensor], one: Write | DigestCheck) -> TensorPiece:
+    """A piece as it is now."""
+    tensor = tensors[one.piece.name]
+    return TensorPiece(one, local_of(tensors, one), tensor if is_spread(tensor) else None)
+
+
+def local_of(tensors: Mapping[str, torch.Tensor], one: Write | DigestCheck) -> torch.Tensor:
+    """This process's memory of a piece, under a name of its own: it stays what it was."""
+    piece = one.piece
+    tensor: Any = tensors[piece.name]
+    local = tensor._local_tensor if is_spread(tensor) else tensor
+    # An alias: it stays what it was, whatever is assigned to the tensor's data meanwhile.
+    local = view(local, one.where.cuts) if one.where.cuts else local.detach()
+    if local.shape != piece.shape and local.numel():
+        raise ConfigError(f"{piece.name} has shape {tuple(local.shape)}, planned as {piece.shape}")
+    return local
+
+
+@functools.cache
+def _array(count: int) -> type[ctypes.Array[ctypes.c_char]]:
+    return ctypes.c_char * count
+
+
+# --- who holds their memory -----------------------------------------------------------------------
+
+_STORAGE: Final = torch.Tensor.untyped_storage
+_RESIZABLE: Final = torch.UntypedStorage.resizable
+_ADDRESS: Final = operator.attrgetter("_cdata")
+_COUNT: Final[Callable[[int], int]] = torch._C._storage_Use_Count
+
+
+def storages_of(tensors: Iterable[torch.Tensor]) -> list[torch.UntypedStorage]:
+    """The memory of plain tensors."""
+    return list(map(_STORAGE, tensors))
+
+
+def counts(storages: Iterable[torch.UntypedStorage]) -> list[int]:
+    """How many hold each memory, ``storages`` themselves as one; -1 if it is not torch's own.
+
+    Once there was a NumPy view of some memory, torch counts it as not its own.
+    """
+    storages = list(storages)
+    found = map(_COUNT, map(_ADDRESS, storages))  # without a line of Python for each: in each save
+    own = map(_RESIZABLE, storages)
+    return [count if is_own else -1 for count, is_own in zip(found, own, strict=True)]
+
+
+def expected(tensors: Mapping[str, torch.Tensor], names: Iterable[str]) -> dict[str, int]:
+    """What ``counts`` says of each name's memory if nobody holds it but ``tensors``."""
+    holders: dict[int, set[int]] = {}
+    at: dict[str, int] = {}
+    for name, tensor in tensors.items():
+        if type(tensor) in PLAIN and tensor.layout == torch.strided and not tensor.is_meta:
+            storage = _STORAGE(tensor)
+            at[name] = storage._cdata
+            own = holders.setdefault(storage._cdata, set())
+            own.add(tensor._cdata)
+            if not tensor.is_inference() and tensor._is_view():
+                own.add(tensor._base._cdata)  # it shares the view's counter
+    return {name: len(holders[at[name]]) + 1 for name in names if name in at}
+
+
+def held_by_others(tensors: Mapping[str, torch.Tensor], names: Iterable[str]) -> set[str]:
+    """Which of these plain tensors lie in memory that others hold too, or that is not torch's."""
+    wanted = expected(tensors, [name for name in names if name in tensors])
+    found = counts(storages_of(map(tensors.__getitem__, wanted)))
+    return {name for (name, want), is_ in zip(wanted.items(), found, strict=True) if want != is_}
+
 
 # --- the snapshot ---------------------------------------------------------------------------------
 
@@ -118,7 +424,7 @@ class Capture:
 
     def _prepare(self, tensors: Mapping[str, torch.Tensor], *, again: bool) -> None:
         if self._lazy and not again:
-            self._aliased = boundary.held_by_others(tensors, self._lazy)
+            self._aliased = held_by_others(tensors, self._lazy)
         if again:
             self._trusted = list(self._remembered.sources)
             self._items.extend(self._remembered.items)
@@ -254,18 +560,18 @@ class Capture:
     def hold_back(self) -> None:
         """From here on, whoever would go past the version counters waits for the copy."""
         if not self._confirmed.is_set() or self.streams is not None:
-            boundary.hold_back(self)
+            writers.hold_back(self)
 
     def storages(self) -> list[torch.UntypedStorage]:
         """The memory of what is left for later."""
         memory = list(self._remembered.memory) if self._is_again else []
         with self._lock:
-            return memory + boundary.storages_of([one.tensor for one in self._trusted])
+            return memory + storages_of([one.tensor for one in self._trusted])
 
     def let_go(self) -> None:
         """Everything is copied and confirmed: no tensor is held on to, whoever holds this."""
         self._remembered.let_go()
-        boundary.let_go(self)
+        writers.let_go(self)
 
     def confirm(self) -> None:
         """All copies have ended, or are ahead of training: what has not changed, they are of."""
@@ -276,7 +582,7 @@ class Capture:
             self._trusted = []
             self._confirmed.set()
         if self.streams is None or self.streams.over.is_set():
-            boundary.let_go(self)  # not before: no graph is captured while a device copies
+            writers.let_go(self)  # not before: no graph is captured while a device copies
 
     def _copy(self, item: Item) -> None:
         source, start, size = item
@@ -436,174 +742,3 @@ class Copiers:
             with self._changed:
                 self._current = None
             self._on_copied(capture)
-
-
-# --- copies from GPUs -----------------------------------------------------------------------------
-
-_CHUNK: Final = 1 << 21  # words of 32 bits that are hashed at once
-_SEED: Final = 20_261_123
-_BASES: Final = (0x9E3779B97F4A7C13, 0xBF58476D1CE4E5BB)  # odd, of the chunks
-
-
-class CudaCopies:
-    """The copies of one snapshot from all devices.
-
-    It does not hold its capture: in a circle both would keep the tensors until garbage is looked
-    for, and the next snapshot would take their memory for held by others, and copy it at once.
-
-    Args:
-        sources: what is to be copied.
-        checks: what is only to be hashed.
-        buffer: the arena; its memory should be registered with the driver.
-
-    Attributes:
-        over: set once no copy is under way any more.
-    """
-
-    def __init__(
-        self,
-        sources: Sequence[TensorPiece],
-        checks: Sequence[TensorPiece],
-        buffer: torch.Tensor,
-    ) -> None:
-        self.over = threading.Event()
-        self._buffer = buffer
-        self._sources = sources
-        self._checks = checks
-        self._launched = threading.Event()
-        self._last: dict[torch.device, Any] = {}
-        self._begun: dict[torch.device, Any] = {}
-        for device in {source.tensor.device for source in [*sources, *checks]}:
-            event = torch.cuda.Event()
-            event.record(torch.cuda.current_stream(device))
-            self._begun[device] = event
-
-    def run(self, reports: Capture) -> None:
-        """Launch everything, then report blocks as they arrive; in a copier's thread.
-
-        Args:
-            reports: told of bytes that have arrived.
-        """
-        try:
-            self._run(reports)
-        finally:
-            try:  # where it failed, too: the arena and the tensors may be used for something else
-                for event in self._last.values():
-                    event.synchronize()
-            finally:
-                self.over.set()
-
-    def _run(self, reports: Capture) -> None:
-        arrived: list[tuple[Any, TensorPiece]] = []
-        hashed: list[tuple[TensorPiece, torch.Tensor]] = []
-        try:
-            for source in self._sources:
-                arrived.append((self._launch(source, hashed), source))  # noqa: PERF401 - in order
-            for check in self._checks:
-                self._launch_hash(check, hashed)
-        finally:
-            self._launched.set()
-        for event, source in arrived:
-            event.synchronize()
-            write: Any = source.write
-            reports.count(write.start, write.end)
-        for source, sums in hashed:
-            with torch.cuda.stream(_stream(source.tensor.device)):
-                reports.digests[source.key] = in_words(sums)
-
-    def hold_back_training(self) -> None:
-        """Before anything is changed: the device finishes the copies first, the host goes on."""
-        self._launched.wait()
-        for device, event in self._last.items():
-            torch.cuda.current_stream(device).wait_event(event)
-
-    def _launch(self, source: TensorPiece, hashed: list[tuple[TensorPiece, torch.Tensor]]) -> Any:
-        write: Any = source.write
-        device = source.tensor.device
-        with torch.cuda.stream(self._behind(device)):
-            target = self._buffer[write.start : write.end].view(write.dtype)
-            # Here: torch would do it on the host, as soon as the copy is queued.
-            plain = source.tensor.resolve_conj().resolve_neg()
-            target.view(write.piece.shape).copy_(plain, non_blocking=True)
-            if write.shared:
-                hashed.append((source, sums_of(source.tensor.to(write.dtype))))
-        return self._record(device)
-
-    def _launch_hash(
-        self, check: TensorPiece, hashed: list[tuple[TensorPiece, torch.Tensor]]
-    ) -> None:
-        device = check.tensor.device
-        with torch.cuda.stream(self._behind(device)):
-            hashed.append((check, sums_of(check.tensor.to(check.write.dtype))))
-        self._record(device)
-
-    def _behind(self, device: torch.device) -> Any:
-        stream = _stream(device)
-        if device not in self._last:
-            stream.wait_event(self._begun[device])
-        return stream
-
-    def _record(self, device: torch.device) -> Any:
-        event = torch.cuda.Event(blocking=True)  # waited for asleep: a core is training's
-        event.record(_stream(device))
-        self._last[device] = event
-        return event
-
-
-# --- digests -------------------------------------------------------------------------------------
-
-
-def sums_of(tensor: torch.Tensor) -> torch.Tensor:
-    """A digest of a tensor's bits and their order that a device computes.
-
-    Two sums modulo 2^64 of its words of 32 bits, each times an odd number drawn for its place in
-    its chunk, and each chunk's sum times a power of another odd number (multilinear hashing; Lemire
-    and Kaser, 2014): words that differ, or have changed places, keep one sum with about 2^-31.
-    """
-    words = _words_of(tensor)
-    found = torch.zeros(2, dtype=torch.int64, device=tensor.device)
-    numbers = _numbers(tensor.device)
-    for chunk, start in enumerate(range(0, len(words), _CHUNK)):
-        part = words[start : start + _CHUNK]
-        for index, base in enumerate(_BASES):
-            power = pow(base, chunk, 1 << 64)
-            power -= (power >> 63) << 64  # as torch counts
-            found[index] += (part * numbers[index, : len(part)]).sum() * power
-    return found
-
-
-def in_words(sums: torch.Tensor) -> str:
-    """The digest as text; waits for the device."""
-    return "-".join(str(number) for number in sums.tolist())
-
-
-def _words_of(tensor: torch.Tensor) -> torch.Tensor:
-    flat = tensor.detach().resolve_conj().resolve_neg().contiguous().view(-1)
-    raw = flat.view(torch.uint8)
-    if raw.numel() % 4 or raw.storage_offset() % 4 or raw.data_ptr() % 4:
-        whole = raw.new_zeros(-(-raw.numel() // 4) * 4)
-        whole[: raw.numel()] = raw
-        raw = whole
-    return raw.view(torch.int32)
-
-
-_drawn: dict[torch.device, torch.Tensor] = {}
-
-
-def _numbers(device: torch.device) -> torch.Tensor:
-    """Those of the places, the same in every process."""
-    if device not in _drawn:
-        generator = torch.Generator().manual_seed(_SEED)
-        least, most = -(1 << 63), (1 << 63) - 1
-        drawn = torch.randint(least, most, (2, _CHUNK), generator=generator)
-        _drawn[device] = (drawn | 1).to(device)
-    return _drawn[device]
-
-
-_streams: dict[torch.device, Any] = {}
-
-
-def _stream(device: torch.device) -> Any:
-    if device not in _streams:
-        _streams[device] = torch.cuda.Stream(device)
-    return _streams[device]

@@ -468,6 +468,19 @@ def check_file(name: str, file: FileEntry, refuse: Callable[[str], Exception]) -
         raise refuse(f"{name} has {len(file.xxh3_128)} hashes for {file.size} bytes")
 
 
+def rank_of(name: str) -> int | None:
+    """The rank whose file ``name`` is; None if it is no rank's."""
+    match = FILE_NAME.match(name) or PART_NAME.match(name)
+    return int(match[1]) if match else None
+
+
+def num_bytes(manifest: Manifest) -> int:
+    """Size of all files of a checkpoint together, without the manifest."""
+    if manifest.parts:
+        return sum(part.size + part.num_bytes for part in manifest.parts)
+    return sum(entry.size for entry in manifest.files.values())
+
+
 # --- a file's bytes and their hashes --------------------------------------------------------------
 
 

@@ -50,9 +50,8 @@ import numpy as np
 import torch
 
 from outlast.checkpoint import devices, transfer
-from outlast.checkpoint.boundary import array_of
 from outlast.checkpoint.catalog import newest
-from outlast.checkpoint.inventory import Inventory, check_parts
+from outlast.checkpoint.chunks import check_parts
 from outlast.checkpoint.manifest import (
     BLOCK_BYTES,
     MANIFEST,
@@ -68,11 +67,13 @@ from outlast.checkpoint.manifest import (
     state_file,
     without_owner,
 )
+from outlast.checkpoint.mend import Repaired, mend_file, mend_manifest
 from outlast.checkpoint.spreads import Box, common
 from outlast.checkpoint.tensors import (
     DTYPES,
     FillTargets,
     Parts,
+    array_of,
     fresh,
     is_deferred,
     local_chunks,
@@ -82,8 +83,8 @@ from outlast.checkpoint.tensors import (
 )
 from outlast.checkpoint.transfer import (
     FileCopies,
+    Inventory,
     ReadRange,
-    Repaired,
     by_file,
     in_words,
     job_for,
@@ -439,10 +440,10 @@ class Checkpoint:
             try:
                 if file == MANIFEST:
                     source = self._manifest_source
-                    transfer.mend_manifest(place, self.manifest, self._found[source].data)
+                    mend_manifest(place, self.manifest, self._found[source].data)
                 else:
                     entry = self.inventory.file(file)
-                    source = transfer.mend_file(self._in_order, place, self._path(file), entry)
+                    source = mend_file(self._in_order, place, self._path(file), entry)
             except (OSError, CheckpointInvalid) as error:
                 why = in_words(error) if isinstance(error, OSError) else error.reason
                 logger.warning("%s in %s (%s) was not mended: %s", file, place.name, reason, why)

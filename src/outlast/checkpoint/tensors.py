@@ -32,6 +32,7 @@ back as another type, with other bits).
 
 from __future__ import annotations
 
+import ctypes
 import dataclasses
 import enum
 import itertools
@@ -42,6 +43,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
+import numpy as np
 import torch
 
 from outlast.checkpoint.spreads import WHOLE, Box, Spread, boxes_at, spread_over
@@ -196,6 +198,21 @@ def raw(tensor: torch.Tensor) -> torch.Tensor:
     """A tensor's elements as integers: there is no operation that all dtypes have."""
     kind = _RAW.get(tensor.element_size())
     return tensor if kind is None else tensor.view(kind)
+
+
+def array_of(tensor: torch.Tensor) -> np.ndarray[Any, Any]:
+    """The memory of a plain tensor of integers as an array, of which torch takes no note.
+
+    Whoever uses it keeps the tensor.
+    """
+    width = tensor.element_size()
+    size = width * span(tensor.shape, tensor.stride())
+    return np.ndarray(
+        tuple(tensor.shape),
+        dtype=str(tensor.dtype).removeprefix("torch."),
+        buffer=memoryview((ctypes.c_char * size).from_address(tensor.data_ptr())),
+        strides=[stride * width for stride in tensor.stride()],
+    )
 
 
 # --- spread over workers --------------------------------------------------------------------------
@@ -609,6 +626,11 @@ def memories(tensor: torch.Tensor) -> list[torch.Tensor]:
     if is_subclass(tensor):
         return [one for inner in take_apart(tensor).inner.values() for one in memories(inner)]
     return [local_of(tensor)]
+
+
+def storages(tensor: torch.Tensor) -> list[int]:
+    """Where the memory begins that a tensor, or those that it is made of, lies in."""
+    return [int(one.untyped_storage().data_ptr()) for one in memories(tensor)]
 
 
 # --- settings ------------------------------------------------------------------------------------

@@ -1,26 +1,23 @@
-"""Read, copy and mend a save's files: each block from the first place where it is right.
+"""Find what a save consists of, and read it: each block from the first place where it is right.
 
-``FileCopies`` is one file in all the places that hold it; ``read`` reads many blocks at the speed
-of the disk; ``copy_file`` copies a file to another place; ``mend_file`` and ``mend_copy`` mend
-one place from the others.
+A save has one manifest, the same everywhere. It names files and tensors itself (a job of one rank,
+formats 1 and 2), or it names parts, which say it rank by rank. ``Inventory`` looks both up; the
+chunks that a region needs are looked for in parts by ``chunks``. ``FileCopies`` is one file in all
+the places that hold it; ``read`` reads many blocks at the speed of the disk.
 
-Guarantees: a block is handed on only after its hash was compared with the manifest's. Each thread
-reads a block into memory of its own, hashes it there, and only then copies the wanted parts to
-where they belong, so no unverified byte reaches its destination. A file appears in its new place
-only in full; in a place that is mended, the manifest comes last.
+Guarantees: a part is believed only after it was compared with the manifest, and checked. A block is
+handed on only after its hash was compared. Each thread reads a block into memory of its own, hashes
+it there, and only then copies the wanted parts to where they belong, so no unverified byte reaches
+its destination.
 What can go wrong: no place has a right copy of a block (CheckpointInvalid with every place's
-reason); one of them could not be read at all (OSError: it may have it after all), or cannot be
-written.
+reason); one of them could not be read at all (OSError: it may have it after all).
+Memory: ``_CACHED_PARTS`` parts, whatever the number of ranks, and a block for each thread.
 
 Four threads with blocks of 16 MiB reach the limit of the disks we measured; a team of OpenMP
 threads would make each copy wait for the slowest.
 
-A save has one manifest, the same everywhere. Before format 3 a place could hold another save of the
-same step under the same name: nothing of it is mended from here. A place without a manifest has a
-copy in the making, or on its way out.
-
-Nothing here knows of tensors or needs torch (a destination is an address): the keeper and the
-command line do without it.
+Nothing here knows what is in a tensor or needs torch (a destination is an address): the keeper and
+the command line do without it.
 """
 
 from __future__ import annotations
@@ -38,29 +35,323 @@ from typing import Final, NamedTuple, Protocol
 import xxhash
 
 from outlast.checkpoint.catalog import newest
-from outlast.checkpoint.inventory import Inventory
+from outlast.checkpoint.chunks import TensorInfo, find_chunks
 from outlast.checkpoint.manifest import (
     BLOCK_BYTES,
     MANIFEST,
+    PART_NAME,
     FileEntry,
     LaterFormat,
     Manifest,
     Place,
+    RankPart,
     SaveName,
+    TensorEntry,
     as_places,
     decode,
+    decode_part,
+    num_bytes,
+    part_file,
+    rank_of,
+    rank_of_own,
     save_of,
-    sign,
+    without_owner,
 )
+from outlast.checkpoint.spreads import Box
 from outlast.errors import CheckpointInvalid
 from outlast.storage import Reader, Storage
 from outlast.storage.directory import address_of
+
+# --- what a save consists of ----------------------------------------------------------------------
+
+MISSING: Final = (FileNotFoundError, IsADirectoryError, NotADirectoryError)
+_CACHED_PARTS: Final = 64
+
+ReadFile = Callable[[str, FileEntry], bytes]
+"""Reads one whole file, compared with its entry; raises CheckpointInvalid or OSError."""
+
+
+class FoundManifest(NamedTuple):
+    """A place's manifest of a save: its bytes, and what they say or why they say nothing."""
+
+    data: bytes = b""
+    manifest: Manifest | None = None
+    problem: str = ""
+    is_there: bool = True
+    is_later: bool = False
+    error: OSError | None = None
+
+
+def look(place: Place, save: SaveName) -> FoundManifest:
+    """The manifest of a save in one place; raises nothing."""
+    try:
+        data = place.storage.read(f"{save}/{MANIFEST}")
+    except MISSING:
+        return FoundManifest(problem=f"{MANIFEST} is missing", is_there=False)
+    except OSError as error:
+        return FoundManifest(problem=f"{MANIFEST}: {in_words(error)}", error=error)
+    try:
+        return FoundManifest(data, decode(data, save))
+    except CheckpointInvalid as error:
+        is_later = isinstance(error, LaterFormat)
+        return FoundManifest(data, problem=error.reason, is_later=is_later)
+
+
+def read_manifest(where: Storage | Sequence[Place], which: int | SaveName) -> Manifest:
+    """The manifest of a save, or of the newest save of a step that has one that verifies.
+
+    It is taken from the first place where it verifies.
+
+    Raises:
+        CheckpointInvalid: there is none, or none that verifies.
+        OSError: a place failed in another way than by a missing file.
+    """
+    places = as_places(where)
+    return newest(places, which, lambda save: find_manifest(places, save)[0])
+
+
+def find_manifest(
+    places: Sequence[Place], save: SaveName
+) -> tuple[Manifest, dict[str, FoundManifest]]:
+    """The manifest of a save, from the first place where it verifies.
+
+    Returns:
+        The manifest; and place → what was found there, of those that were looked at. The last one
+        of them is the one that has the manifest.
+
+    Raises:
+        CheckpointInvalid, OSError: see ``read_manifest``.
+    """
+    found: dict[str, FoundManifest] = {}
+    for place in places:
+        one = found[place.name] = look(place, save)
+        if one.manifest is not None:
+            return one.manifest, found
+    raise _none_valid(found, save.step)
+
+
+def _none_valid(found: Mapping[str, FoundManifest], step: int) -> Exception:
+    """What to raise when no place has a manifest that verifies."""
+    several = len(found) > 1
+    reason = "; ".join(
+        f"{name}: {one.problem}" if several else one.problem for name, one in found.items()
+    )
+    failure = next((one.error for one in found.values() if one.error), None)
+    if failure is None:
+        return CheckpointInvalid(step, reason)
+    return OSError(failure.errno or errno.EIO, reason) if several else failure
+
+
+def is_torn(found: FoundManifest) -> bool:
+    """Whether there is a manifest that was readable once."""
+    return found.is_there and not found.is_later and found.error is None and found.manifest is None
+
+
+class Inventory:
+    """One checkpoint's files and tensors. May be used by one thread at a time.
+
+    Args:
+        manifest: the checkpoint's.
+        read_file: reads a part.
+
+    Attributes:
+        num_parts_read: how many parts were read so far.
+    """
+
+    def __init__(self, manifest: Manifest, read_file: ReadFile) -> None:
+        self.manifest = manifest
+        self.num_parts_read = 0
+        self._read_file = read_file
+        self._parts: collections.OrderedDict[int, RankPart] = collections.OrderedDict()
+
+    # --- files --------------------------------------------------------------------------------
+
+    def part(self, rank: int) -> RankPart:
+        """The part of ``rank``, of a manifest that names parts.
+
+        Raises:
+            CheckpointInvalid, OSError: it is right in no place.
+        """
+        part = self._parts.get(rank)
+        if part is None:
+            manifest, name = self.manifest, part_file(rank)
+            data = self._read_file(name, manifest.parts[rank].file)
+            part = decode_part(data, manifest.step, rank, manifest.world_size)
+            self.num_parts_read += 1
+            self._parts[rank] = part
+            while len(self._parts) > _CACHED_PARTS:
+                self._parts.popitem(last=False)
+        self._parts.move_to_end(rank)
+        return part
+
+    def files(self, rank: int) -> dict[str, FileEntry]:
+        """The files of ``rank``, its part among them.
+
+        Raises:
+            CheckpointInvalid, OSError: its part is right in no place.
+        """
+        manifest = self.manifest
+        if manifest.parts:
+            return {part_file(rank): manifest.parts[rank].file, **self.part(rank).files}
+        return {name: entry for name, entry in manifest.files.items() if rank_of(name) == rank}
+
+    def file(self, name: str) -> FileEntry:
+        """Size and hashes of one file.
+
+        Raises:
+            CheckpointInvalid, OSError: there is none of that name, or its rank's part cannot be
+                read.
+        """
+        manifest, rank = self.manifest, rank_of(name)
+        if not manifest.parts:
+            entry = manifest.files.get(name)
+        elif rank is None or not 0 <= rank < manifest.world_size:
+            entry = None
+        elif PART_NAME.match(name):
+            entry = manifest.parts[rank].file
+        else:
+            entry = self.part(rank).files.get(name)
+        if entry is None:
+            raise CheckpointInvalid(manifest.step, f"{MANIFEST} does not name {name}")
+        return entry
+
+    def walk(self) -> Iterator[tuple[str, FileEntry]]:
+        """Every file, each rank's part before the others of that rank.
+
+        The files of a rank whose part is right in no place are left out; the part is not.
+        """
+        if not self.manifest.parts:
+            yield from sorted(self.manifest.files.items())
+            return
+        for rank, one in enumerate(self.manifest.parts):
+            yield part_file(rank), one.file
+            with contextlib.suppress(CheckpointInvalid, OSError):
+                yield from sorted(self.part(rank).files.items())
+
+    @property
+    def num_bytes(self) -> int:
+        """Size of all files together, without the manifest."""
+        return num_bytes(self.manifest)
+
+    # --- tensors ------------------------------------------------------------------------------
+
+    def tensor(self, name: str, rank: int) -> TensorInfo:
+        """What the tensor ``name`` is; ``rank`` is one that may know.
+
+        Raises:
+            KeyError: there is none.
+            CheckpointInvalid, OSError: a part that is needed is right in no place.
+        """
+        if not self.manifest.parts:
+            entry = self.manifest.tensors[name]
+            return TensorInfo(entry.dtype, entry.shape)
+        for one in self._likely(name, rank):
+            held = self.part(one).contents.tensors.get(name)
+            if held is not None:
+                return TensorInfo(held.dtype, held.shape)
+        raise KeyError(name)
+
+    def tensors(self) -> dict[str, TensorInfo]:
+        """The tensors that one rank of each structure knows; of ranks' own ones only theirs.
+
+        Raises:
+            CheckpointInvalid, OSError: a part that is needed is right in no place.
+        """
+        if not self.manifest.parts:
+            entries = self.manifest.tensors
+            return {name: TensorInfo(entry.dtype, entry.shape) for name, entry in entries.items()}
+        return {
+            name: TensorInfo(held.dtype, held.shape)
+            for rank in self.firsts()
+            for name, held in self.part(rank).contents.tensors.items()
+        }
+
+    def firsts(self) -> list[int]:
+        """The first rank of each structure: together they know every tensor that is spread."""
+        if not self.manifest.parts:
+            return list(range(self.manifest.world_size))
+        first: dict[int, int] = {}
+        for rank, part in enumerate(self.manifest.parts):
+            first.setdefault(part.structure, rank)
+        return list(first.values())
+
+    def ranks_with(self, name: str) -> Iterator[int]:
+        """All ranks, those first that are likely to hold a tensor ``name``.
+
+        A name that ends in a dot stands for all that begin with it.
+        """
+
+        def is_meant(tensor: str) -> bool:
+            return tensor == name or (name.endswith(".") and tensor.startswith(name))
+
+        likely: list[int] = []
+        if self.manifest.parts:
+            likely += [
+                rank
+                for rank in self.firsts()
+                if any(map(is_meant, map(without_owner, self.part(rank).contents.tensors)))
+            ]
+        for tensor, entry in self.manifest.tensors.items():
+            if is_meant(tensor):
+                ranks = (rank_of(chunk.file) for chunk in entry.chunks)
+                likely += sorted({rank for rank in ranks if rank is not None})
+        every = range(self.manifest.world_size)
+        yield from (rank for rank in dict.fromkeys([*likely, *every]) if rank in every)
+
+    def locate(self, wanted: Mapping[str, Sequence[Box]], rank: int) -> dict[str, TensorEntry]:
+        """Find the chunks that make up regions of tensors.
+
+        Args:
+            wanted: name → boxes in the whole tensor.
+            rank: one that may know them.
+
+        Returns:
+            For each name dtype, shape and, of its chunks, those that share something with a box.
+
+        Raises:
+            CheckpointInvalid: the chunks do not cover a box, or do so twice; or a part that is
+                needed is right in no place.
+            OSError: a part could not be read.
+        """
+        if not self.manifest.parts:
+            return {name: self._inline(name) for name in wanted}
+        return find_chunks(self, wanted, rank)
+
+    def _inline(self, name: str) -> TensorEntry:
+        entry = self.manifest.tensors.get(name)
+        if entry is None:
+            raise CheckpointInvalid(
+                self.manifest.step, f"{MANIFEST} does not name the tensor {name}"
+            )
+        return entry
+
+    def _likely(self, name: str, rank: int) -> Iterator[int]:
+        """All ranks, those first whose parts may know ``name``."""
+        owner = rank_of_own(name)
+        first = [owner] if owner is not None else []
+        every = range(self.manifest.world_size)
+        for one in dict.fromkeys([*first, rank, *self.firsts(), *every]):
+            if one < self.manifest.world_size:
+                yield one
+
+
+def inventory_of(manifest: Manifest, places: Sequence[Place]) -> Inventory:
+    """What a save consists of, as any of the places where it lies says."""
+
+    def read(name: str, entry: FileEntry) -> bytes:
+        copies = FileCopies(places, f"{manifest.save}/{name}", entry)
+        try:
+            return copies.whole()
+        finally:
+            copies.close()
+
+    return Inventory(manifest, read)
+
 
 # --- one file in all its places -------------------------------------------------------------------
 
 PAGE: Final = 4096
 _HUGE_PAGE: Final = 2 << 20
-MISSING: Final = (FileNotFoundError, IsADirectoryError, NotADirectoryError)
 
 
 class Bounce:
@@ -376,250 +667,3 @@ def by_file(pieces: Iterable[tuple[str, ReadRange]]) -> Mapping[str, list[ReadRa
     for file, piece in pieces:
         found.setdefault(file, []).append(piece)
     return found
-
-
-# --- copying and mending --------------------------------------------------------------------------
-
-Progress = Callable[[int, int], None]
-
-
-class Repaired(NamedTuple):
-    """A file that is whole again: its name, the place's name, and where its bytes came from."""
-
-    file: str
-    place: str
-    source: str
-
-
-class NotMended(NamedTuple):
-    """A file that stays damaged: right in no place (CheckpointInvalid), or not written."""
-
-    file: str
-    error: CheckpointInvalid | OSError
-
-
-class FoundManifest(NamedTuple):
-    """A place's manifest of a save: its bytes, and what they say or why they say nothing."""
-
-    data: bytes = b""
-    manifest: Manifest | None = None
-    problem: str = ""
-    is_there: bool = True
-    is_later: bool = False
-    error: OSError | None = None
-
-
-def copy_file(
-    source: Storage,
-    target: Storage,
-    name: str,
-    entry: FileEntry,
-    progress: Progress | None = None,
-) -> None:
-    """Copy one file, block by block, each verified; ``progress`` is told (bytes done, in all).
-
-    Args:
-        source: where it lies.
-        target: where it shall lie; nothing appears there if anything goes wrong.
-        name: its name in both, with the save's directory.
-        entry: its size and hashes, from the manifest.
-        progress: told after each block; what it raises ends the copy.
-
-    Raises:
-        CheckpointInvalid: the source's copy is missing, truncated or altered.
-        OSError: as either storage gave it.
-    """
-    copies = FileCopies([Place(source.describe(), source)], name, entry)
-    try:
-        _write(copies, target, progress)
-    finally:
-        copies.close()
-
-
-def mend_file(
-    places: Sequence[Place],
-    bad: Place,
-    path: str,
-    entry: FileEntry,
-    progress: Progress | None = None,
-) -> str:
-    """Write ``path`` anew in the place ``bad``, of blocks that are right in any place.
-
-    Returns:
-        The name of the place that most of them came from.
-
-    Raises:
-        CheckpointInvalid, OSError: a block is right nowhere, or ``bad`` cannot be written.
-    """
-    others = [place for place in places if place.name != bad.name]
-    copies = FileCopies([*others, bad], path, entry)
-    try:
-        _write(copies, bad.storage, progress)
-    finally:
-        copies.close()
-    return copies.used.most_common(1)[0][0] if copies.used else bad.name
-
-
-def inventory_of(manifest: Manifest, places: Sequence[Place]) -> Inventory:
-    """What a save consists of, as any of the places where it lies says."""
-
-    def read(name: str, entry: FileEntry) -> bytes:
-        copies = FileCopies(places, f"{manifest.save}/{name}", entry)
-        try:
-            return copies.whole()
-        finally:
-            copies.close()
-
-    return Inventory(manifest, read)
-
-
-def _write(copies: FileCopies, target: Storage, progress: Progress | None) -> None:
-    size = copies.entry.size
-    buffer = Bounce(copies.entry).view
-    blob = target.create(copies.path, size)
-    try:
-        for index in range(len(copies.entry.xxh3_128)):
-            start, end = copies.block_range(index)
-            blob.write_at(copies.block(index, buffer), start)
-            if progress is not None:
-                progress(end, size)
-        blob.finish()
-    except BaseException:
-        blob.abandon()
-        raise
-
-
-def look(place: Place, save: SaveName) -> FoundManifest:
-    """The manifest of a save in one place; raises nothing."""
-    try:
-        data = place.storage.read(f"{save}/{MANIFEST}")
-    except MISSING:
-        return FoundManifest(problem=f"{MANIFEST} is missing", is_there=False)
-    except OSError as error:
-        return FoundManifest(problem=f"{MANIFEST}: {in_words(error)}", error=error)
-    try:
-        return FoundManifest(data, decode(data, save))
-    except CheckpointInvalid as error:
-        is_later = isinstance(error, LaterFormat)
-        return FoundManifest(data, problem=error.reason, is_later=is_later)
-
-
-def read_manifest(where: Storage | Sequence[Place], which: int | SaveName) -> Manifest:
-    """The manifest of a save, or of the newest save of a step that has one that verifies.
-
-    It is taken from the first place where it verifies.
-
-    Raises:
-        CheckpointInvalid: there is none, or none that verifies.
-        OSError: a place failed in another way than by a missing file.
-    """
-    places = as_places(where)
-    return newest(places, which, lambda save: find_manifest(places, save)[0])
-
-
-def find_manifest(
-    places: Sequence[Place], save: SaveName
-) -> tuple[Manifest, dict[str, FoundManifest]]:
-    """The manifest of a save, from the first place where it verifies.
-
-    Returns:
-        The manifest; and place → what was found there, of those that were looked at. The last one
-        of them is the one that has the manifest.
-
-    Raises:
-        CheckpointInvalid, OSError: see ``read_manifest``.
-    """
-    found: dict[str, FoundManifest] = {}
-    for place in places:
-        one = found[place.name] = look(place, save)
-        if one.manifest is not None:
-            return one.manifest, found
-    raise _none_valid(found, save.step)
-
-
-def _none_valid(found: Mapping[str, FoundManifest], step: int) -> Exception:
-    """What to raise when no place has a manifest that verifies."""
-    several = len(found) > 1
-    reason = "; ".join(
-        f"{name}: {one.problem}" if several else one.problem for name, one in found.items()
-    )
-    failure = next((one.error for one in found.values() if one.error), None)
-    if failure is None:
-        return CheckpointInvalid(step, reason)
-    return OSError(failure.errno or errno.EIO, reason) if several else failure
-
-
-def mend_manifest(place: Place, manifest: Manifest, data: bytes) -> None:
-    """Put another place's manifest where it is missing or does not verify; its files come first."""
-    if manifest.save.nonce:
-        sign(place.storage, manifest.save, manifest.job)
-    place.storage.put(f"{manifest.save}/{MANIFEST}", data)
-
-
-def mend_copy(
-    here: Place,
-    places: Sequence[Place],
-    manifest: Manifest,
-    source: Place | None,
-    progress: Callable[[int], None],
-) -> Iterator[Repaired | NotMended]:
-    """Verify and mend every file of one place's copy of a save; the manifest comes last.
-
-    Args:
-        here: the place of the copy.
-        places: all places that have a copy, in order of speed.
-        manifest: what the copy should consist of.
-        source: the place that ``manifest`` was read from; None if it is the copy's own. A copy
-            whose own manifest is of a later format is left alone.
-        progress: told the bytes of each file.
-
-    Yields:
-        Each file that was damaged: mended, or not mended.
-    """
-    whole = True
-    if source is not None:
-        own = look(here, manifest.save)
-        if own.is_later:  # a newer version of Outlast knows what it is
-            yield NotMended(MANIFEST, LaterFormat(manifest.step, own.problem))
-            return
-    # A part comes before the files that it names, and is mended by then.
-    for name, entry in inventory_of(manifest, [here, *places]).walk():
-        path = f"{manifest.save}/{name}"
-        try:
-            if find_problem(here, path, entry):
-                yield Repaired(name, here.name, mend_file(places, here, path, entry))
-        except (CheckpointInvalid, OSError) as error:
-            whole = False
-            yield NotMended(name, error)
-        progress(entry.size)
-    if whole and source is not None:
-        try:
-            data = source.storage.read(f"{manifest.save}/{MANIFEST}")
-            # It was right a moment ago.
-            mend_manifest(here, decode(data, manifest.save), data)
-            yield Repaired(MANIFEST, here.name, source.name)
-        except (CheckpointInvalid, OSError) as error:
-            yield NotMended(MANIFEST, error)
-
-
-def is_torn(found: FoundManifest) -> bool:
-    """Whether there is a manifest that was readable once."""
-    return found.is_there and not found.is_later and found.error is None and found.manifest is None
-
-
-def find_problem(place: Place, path: str, entry: FileEntry) -> str:
-    """What is wrong with a file in one place, in words; "" if every block is right."""
-    copies = FileCopies([place], path, entry)
-    buffer = Bounce(entry).view
-    try:
-        for index in range(len(entry.xxh3_128)):
-            copies.block(index, buffer)
-        if not entry.size and place.storage.size(path):
-            return f"{path.rpartition('/')[2]} should be empty"
-    except CheckpointInvalid as error:
-        return error.reason
-    except OSError as error:
-        return in_words(error)
-    finally:
-        copies.close()
-    return ""

@@ -34,9 +34,8 @@ from outlast.attempt.beat import Descent, Own
 from outlast.attempt.link import Link
 from outlast.attempt.over import over
 from outlast.checkpoint import devices
-from outlast.checkpoint.boundary import array_of
 from outlast.checkpoint.plan import OWN
-from outlast.checkpoint.tensors import as_bytes, bytes_of
+from outlast.checkpoint.tensors import array_of, as_bytes, bytes_of
 from outlast.checkpoint.tree import DTYPE_OF, flatten, unflatten
 from outlast.data import random_state
 from outlast.errors import ConfigError

@@ -35,9 +35,9 @@ from torch.utils.data import RandomSampler
 from outlast.errors import ConfigError
 from outlast.integrations.prepared_loader import PreparedLoader
 from outlast.ledger.narrator import one_line_errors
-from outlast.training import opening
 from outlast.training.driven import numbered
 from outlast.training.session import Session
+from outlast.training.session import session as new_session
 
 _REFUSED: Final = (DistributedType.DEEPSPEED, DistributedType.MEGATRON_LM, DistributedType.XLA)
 
@@ -67,7 +67,7 @@ def session_of(accelerator: Any, *, accelerator_saves: bool = True, **options: A
     objects |= numbered("registered", accelerator._custom_objects)
     if accelerator.scaler is not None:
         objects["scaler"] = accelerator.scaler
-    session = opening.session(**{**objects, **options})
+    session = new_session(**{**objects, **options})
     known = len(accelerator._custom_objects)
 
     def adapted(loader: Any) -> Any:

@@ -17,8 +17,7 @@ Memory:
 A save:
 
 ``saves``         all saves in flight: what is said of them, and what is left behind
-``flight``        one save: ranks' files on their way to the first tier, parts, failures
-``persist``       blocks hashed and written as soon as they are full
+``flight``        one save: blocks hashed and written as they fill, ranks' files, all ranks' parts
 ``conclude``      from all parts to the commit, or another end; the fence before it
 ``shared_saves``  saves of ranks on several machines: the keeper of rank 0 and those of the others
 ``copies``        from one tier to the next, retried, pruned; what other machines bring there

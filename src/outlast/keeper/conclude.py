@@ -38,28 +38,28 @@ from typing import Final, NamedTuple
 
 import msgspec
 
-from outlast.checkpoint.inventory import num_bytes as num_bytes_of
 from outlast.checkpoint.manifest import (
+    FORMAT,
     MANIFEST,
     Manifest,
+    PartEntry,
+    SaveName,
     decode,
     encode,
     shard_file,
 )
+from outlast.checkpoint.manifest import num_bytes as num_bytes_of
 from outlast.keeper import wire
 from outlast.keeper.flight import (
-    Committed,
     Files,
     GatheredParts,
     PastSave,
+    Pool,
     RankOutcome,
     Save,
     SaveTable,
-    merge,
-    of_save,
 )
 from outlast.keeper.memory import Books, KeptSnapshot
-from outlast.keeper.persist import Pool
 from outlast.peer.claims import claimed, claimed_numbers
 from outlast.storage import Storage
 
@@ -325,6 +325,63 @@ class _HeldSave(msgspec.Struct):
     is_on_record: bool = False
 
 
+class Committed(msgspec.Struct, frozen=True, kw_only=True):
+    """What follows a commit needs to know.
+
+    Attributes:
+        manifest: what was committed.
+        data: its bytes.
+        ranks: whose files this machine has.
+        tiers: where it is to go, None for everywhere.
+        tier: where it lies already, "" if only in memory.
+        by_us: whether this keeper put the manifest there.
+    """
+
+    manifest: Manifest
+    data: bytes
+    ranks: tuple[int, ...]
+    tiers: tuple[str, ...] | None
+    tier: str
+    by_us: bool
+
+
+def merge(
+    parts: Mapping[int, RankOutcome],
+    *,
+    job: str,
+    save: SaveName,
+    kind: str,
+    exact: bool,
+    created_t: float,
+) -> Manifest:
+    """The manifest of what all ranks of the world wrote: one entry each."""
+    first = parts[0]
+    structures: dict[str, int] = {}
+    entries = []
+    for rank in range(len(parts)):
+        part = parts[rank]
+        number = structures.setdefault(part.structure, len(structures))
+        if part.entry is not None:
+            size, hashes, num_bytes = part.entry.size, part.entry.xxh3_128, part.entry.num_bytes
+            entries.append(PartEntry(size, hashes, number, num_bytes))
+    return Manifest(
+        format=FORMAT,
+        job=job,
+        step=save.step,
+        attempt=save.attempt,
+        serial=save.serial,
+        nonce=save.nonce,
+        world_size=len(parts),
+        layout={"world": len(parts)},
+        created_t=created_t,
+        files={} if entries else first.files,
+        tensors={} if entries else first.tensors,
+        parts=tuple(entries),
+        kind=kind,
+        exact=exact,
+    )
+
+
 class Conclusions:
     """The ends of saves: commits, refusals, and saves that are held.
 
@@ -392,7 +449,7 @@ class Conclusions:
             try:
                 act()
             except Exception as error:  # noqa: BLE001 - it is the save's, told to all
-                words = of_save(error, save, self._files.target(save)[1])
+                words = self._files.words(save, error)
                 logger.warning("step %d: %s", save.step, words)
                 with self._saves.lock:
                     self.refuse(save, words)

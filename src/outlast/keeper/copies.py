@@ -28,8 +28,6 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, Final, Literal, NamedTuple, Protocol
 
 from outlast.checkpoint.catalog import KnownHealth, prune
-from outlast.checkpoint.inventory import num_bytes as num_bytes_of
-from outlast.checkpoint.inventory import rank_of
 from outlast.checkpoint.manifest import (
     FULL,
     MANIFEST,
@@ -40,15 +38,18 @@ from outlast.checkpoint.manifest import (
     decode,
     named,
     part_file,
+    rank_of,
     sign,
 )
-from outlast.checkpoint.transfer import copy_file, inventory_of
+from outlast.checkpoint.manifest import num_bytes as num_bytes_of
+from outlast.checkpoint.mend import copy_file
+from outlast.checkpoint.transfer import inventory_of
 from outlast.errors import CheckpointInvalid
-from outlast.keeper import flight, protocol
-from outlast.keeper.flight import Committed
+from outlast.keeper import protocol
+from outlast.keeper.conclude import Committed
 from outlast.keeper.memory import Due, MemoryTier
 from outlast.policy.drain import hopeless
-from outlast.storage import Storage
+from outlast.storage import Storage, in_words, unwritten
 
 # --- what other machines bring --------------------------------------------------------------------
 
@@ -567,7 +568,7 @@ class Copier:
                 "storage_error",
                 operation="prune",
                 path=tier.storage.describe(),
-                error=flight.in_words(error, tier.storage),
+                error=in_words(error, tier.storage),
                 tier=tier.name,
             )
 
@@ -581,9 +582,8 @@ class Copier:
 
     def _failed(self, committed: Committed, error: Exception) -> None:
         manifest = committed.manifest
-        text = flight.of_copy(
-            *(error, self.tier.storage, str(manifest.save)), [self.total_bytes], manifest.step
-        )
+        what = f"step {manifest.step}"
+        text = unwritten(error, self.tier.storage, str(manifest.save), [self.total_bytes], what)
         logger.warning(
             "step %d is not in %s yet: %s", committed.manifest.step, self.tier.name, text
         )

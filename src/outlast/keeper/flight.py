@@ -1,8 +1,13 @@
-"""One save: what each rank has copied and written, what all ranks' parts add up to, what failed.
+"""One save: each rank's blocks, hashed and written as they fill; its files; all ranks' parts.
 
 A rank's files go into the save's own directory in the fastest durable tier of the save; nothing
 else is ever written there. The shard is written while it is copied, the small file once the copy is
 whole; each is tried again when it fails. The outcome is the rank's part.
+
+Blocks: a few threads take those of all files in flight from one queue, in the order in which they
+became full. A file is finished (fsync, rename, fsync of the directory) by the thread that writes
+its last block. Where blocks cannot be written in any order (an object store), one thread at a time
+writes those that are next.
 
 Parts: a rank writes the tensors that the plan gave it, and hashes those that others hold too. A
 replica that went its own way is found before the commit, not after a resume. Compared is one digest
@@ -10,29 +15,27 @@ for each group of ranks that hold the same; only where two differ are the single
 cost of a part does not depend on how many there are already: a save's end costs rank 0's keeper the
 same for each rank.
 
-Failures are one line: the error, the path, and what to do about it. A disk that is full says how
-much room is missing: what the save needs on it, and what there is for it. What the save has written
-already counts as room, because a save that fails is not kept.
+Rejected: hashing in a pass of its own (a second reading of memory); a thread per file (as many
+queues at the disk as ranks).
 """
 
 from __future__ import annotations
 
 import collections
-import errno
 import logging
+import queue
 import threading
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from typing import Final, Protocol
+from typing import TYPE_CHECKING, Final, Protocol
 
 import msgspec
 import xxhash
 
 from outlast.checkpoint.manifest import (
-    FORMAT,
+    BLOCK_BYTES,
     FULL,
     FileEntry,
-    Manifest,
     PartEntry,
     SaveName,
     TensorEntry,
@@ -46,21 +49,234 @@ from outlast.checkpoint.manifest import (
     state_file,
     write_hashed,
 )
-from outlast.errors import FULL as NO_ROOM
-from outlast.errors import remedy
 from outlast.keeper import wire
-from outlast.keeper.memory import Books
-from outlast.keeper.persist import Pool, ShardFile
-from outlast.storage import Directory, Storage
+from outlast.keeper.memory import Arena, Books
+from outlast.storage import Blob, Storage, unwritten
+
+if TYPE_CHECKING:
+    from outlast.keeper.shared_saves import Side
 
 logger = logging.getLogger(__name__)
+
+NUM_WRITERS: Final = 2
 MAX_ASKED: Final = 16  # ranks that are asked for single digests, for each group that differs
 RETRY_S: Final = (0.2, 1.0)
-KEEP_FEWER: Final = (
-    "free space there, keep fewer checkpoints (checkpoint.keep, or keep of a [[tier]]), or save "
-    "to another place (--dir, or url of a [[tier]])"
-)
-_UNITS: Final = ("bytes", "KiB", "MiB", "GiB", "TiB")
+
+
+# --- blocks ---------------------------------------------------------------------------------------
+
+
+class Pool:
+    """Threads that do what they are given, in order of arrival.
+
+    Args:
+        num_threads: how many.
+    """
+
+    def __init__(self, num_threads: int = NUM_WRITERS) -> None:
+        self._queue: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._threads = [
+            threading.Thread(target=self._run, name=f"outlast-write-{index}", daemon=True)
+            for index in range(num_threads)
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    def put(self, act: Callable[[], None]) -> None:
+        """Have ``act`` done."""
+        self._queue.put(act)
+
+    def stop(self) -> None:
+        """Let the threads end when everything before is done."""
+        for _ in self._threads:
+            self._queue.put(None)
+
+    def _run(self) -> None:
+        while (act := self._queue.get()) is not None:
+            try:
+                act()
+            except Exception:
+                logger.exception("something was not done")
+
+
+class ShardFile:
+    """One shard file on its way from an arena to a storage, or only to its hashes.
+
+    Args:
+        arena: holds the file, or with ``ring_bytes`` the blocks that are under way.
+        size: of the file in bytes.
+        storage: where it goes, or None: it stays in memory.
+        name: its name there.
+        pool: does the work.
+        on_done: told the hashes or the error, once, in a thread of the pool.
+        on_block: told of each block whose place is free again: it was written, or never will be.
+        ring_bytes: size of the ring, a multiple of a block, or 0.
+        before: done once before the file is made; may raise.
+    """
+
+    def __init__(
+        self,
+        arena: Arena,
+        size: int,
+        storage: Storage | None,
+        name: str,
+        *,
+        pool: Pool,
+        on_done: Callable[[FileEntry | Exception], None],
+        on_block: Callable[[int], None],
+        ring_bytes: int = 0,
+        before: Callable[[], None] = lambda: None,
+    ) -> None:
+        self.num_blocks = -(-size // BLOCK_BYTES)
+        self.timings = {"hash_s": 0.0, "write_s": 0.0, "sync_s": 0.0}
+        self._arena = arena
+        self._size = size
+        self._storage = storage
+        self._name = name
+        self._pool = pool
+        self._on_done = on_done
+        self._on_block = on_block
+        self._ring_bytes = ring_bytes
+        self._before = before
+        self._lock = threading.Lock()
+        self._opening = threading.Lock()
+        self._blob: Blob | None = None
+        self._digests: list[str] = [""] * self.num_blocks
+        self._left = self.num_blocks
+        self._waiting: set[int] = set()
+        self._next = 0
+        self._in_order = False  # a thread is writing those that follow each other
+        self._error: Exception | None = None
+        self._abandoned = False
+        self._busy = 0
+        self._over = False
+
+    @property
+    def num_left(self) -> int:
+        """Blocks that are not done."""
+        return self._left
+
+    def ready(self, block: int) -> None:
+        """A block is full."""
+        self._pool.put(lambda: self._write(block))
+
+    def abandon(self) -> None:
+        """Nobody wants the file any more: blocks that are not full will never be. Never waits."""
+        self._fail(OSError("the snapshot was given up"))
+        with self._lock:
+            self._abandoned = True
+        self._pool.put(self._finish_if_over)
+
+    def _write(self, block: int) -> None:
+        with self._lock:
+            if self._over or self._abandoned:
+                return
+            self._busy += 1
+        try:
+            self._write_busy(block)
+        finally:
+            with self._lock:
+                self._busy -= 1
+            self._finish_if_over()
+
+    def _write_busy(self, block: int) -> None:
+        if self._error is not None:  # each block is counted all the same, and the last one ends it
+            self._done(block)
+            return
+        view = self._view(block)
+        start_s = time.perf_counter()
+        self._digests[block] = xxhash.xxh3_128_hexdigest(view)
+        hashed_s = time.perf_counter()
+        if self._storage is None:
+            self._account(hash_s=hashed_s - start_s)
+            self._done(block)
+        elif self._open():
+            assert self._blob is not None  # noqa: S101 - just opened
+            if self._blob.positional:
+                self._write_at(block, view)
+                self._done(block)
+            else:
+                self._write_in_order(block)
+            self._account(hash_s=hashed_s - start_s, write_s=time.perf_counter() - hashed_s)
+        else:
+            self._done(block)
+
+    def _view(self, block: int) -> memoryview:
+        start = block * BLOCK_BYTES
+        place = start % self._ring_bytes if self._ring_bytes else start
+        return self._arena.view[place : place + min(BLOCK_BYTES, self._size - start)]
+
+    def _open(self) -> bool:
+        with self._opening:
+            if self._error is None and self._blob is None:
+                assert self._storage is not None  # noqa: S101 - the caller looked
+                try:
+                    self._before()
+                    self._blob = self._storage.create(self._name, self._size)
+                except Exception as error:  # noqa: BLE001 - it is the save's, told to all
+                    self._fail(error)
+            return self._error is None
+
+    def _write_at(self, block: int, view: memoryview) -> None:
+        assert self._blob is not None  # noqa: S101 - the caller opened it
+        if self._error is None:
+            try:
+                self._blob.write_at(view, block * BLOCK_BYTES)
+            except Exception as error:  # noqa: BLE001
+                self._fail(error)
+
+    def _write_in_order(self, block: int) -> None:
+        with self._lock:
+            self._waiting.add(block)
+            if self._in_order:
+                return
+            self._in_order = True
+        while True:
+            with self._lock:
+                if self._next not in self._waiting:
+                    self._in_order = False
+                    return
+                block = self._next
+                self._waiting.remove(block)
+                self._next += 1
+            self._write_at(block, self._view(block))
+            self._done(block)
+
+    def _done(self, block: int) -> None:
+        self._on_block(block)  # also of a file that has failed: a loop may be waiting for room
+        with self._lock:
+            self._left -= 1
+
+    def _finish_if_over(self) -> None:
+        with self._lock:
+            if self._over or self._busy or (self._left and not self._abandoned):
+                return
+            self._over = True
+        self._finish()
+
+    def _finish(self) -> None:
+        start_s = time.perf_counter()
+        if self._error is None and self._blob is not None:
+            try:
+                self._blob.finish()
+            except Exception as error:  # noqa: BLE001
+                self._fail(error)
+        if self._error is not None and self._blob is not None:
+            self._blob.abandon()
+        self._account(sync_s=time.perf_counter() - start_s)
+        self._on_done(self._error or FileEntry(size=self._size, xxh3_128=tuple(self._digests)))
+
+    def _fail(self, error: Exception) -> None:
+        with self._lock:
+            self._error = self._error or error
+
+    def _account(self, **seconds: float) -> None:
+        with self._lock:
+            for name, value in seconds.items():
+                self.timings[name] += value
+
+
+# --- one save -------------------------------------------------------------------------------------
 
 
 class WorkerPeer(Protocol):
@@ -71,58 +287,6 @@ class WorkerPeer(Protocol):
 
     def send(self, message: wire.Message, blob: bytes = b"") -> None:
         """Queue a message; never waits."""
-
-
-class Side(Protocol):
-    """This machine's part in a save of ranks on several machines; nothing of it waits."""
-
-    leads: bool  # whether this machine has rank 0
-
-    def report(self, step: int, serial: int, rank: int, part: RankOutcome) -> None:
-        """Tell rank 0's keeper of a rank's part."""
-
-    def tell(self, ended: wire.SaveEnded, manifest: bytes, to: object = None) -> None:
-        """Tell the other machines, or one of them, how a save ended."""
-
-    def detail(self, step: int, serial: int, rank: int, groups: tuple[str, ...]) -> bool:
-        """Ask for a rank's single digests; whether its machine can be asked."""
-
-    def want(self, step: int, serial: int) -> None:
-        """Ask rank 0's keeper for the manifest of a save."""
-
-    def done(self, serial: int) -> None:
-        """Tell rank 0's keeper that nothing more is needed of it for a save."""
-
-    def close(self) -> None:
-        """No save of this attempt is in flight any more."""
-
-
-class SaveLimits(msgspec.Struct, frozen=True, kw_only=True):
-    """How long nothing of a save may move, in seconds, before it has failed.
-
-    Attributes:
-        gone_s: while a rank is missing whose machine's keeper was there, and is not any more.
-        absent_s: while one is missing whose machine's keeper has not come yet.
-        stall_s: while it is keepers and their tiers that have something to do.
-        late_s: while a living worker has to begin, or to copy: its step may take long.
-    """
-
-    gone_s: float = 5.0
-    absent_s: float = 20.0
-    stall_s: float = 60.0
-    late_s: float = 300.0
-
-
-class SavePatience(Protocol):
-    """How long a save may wait for other machines: the side of an attempt that has rank 0."""
-
-    limits: SaveLimits
-
-    def moves(self, serial: int) -> int:
-        """Grows when something of a save has moved on another machine."""
-
-    def patience(self, save: Save, rank: int) -> tuple[float, str]:
-        """How long this rank may be missing while nothing moves; and what is then said of it."""
 
 
 class RankSide:
@@ -287,26 +451,6 @@ class SaveTable:
         self.sides: dict[int, Side] = {}
 
 
-class Committed(msgspec.Struct, frozen=True, kw_only=True):
-    """What follows a commit needs to know.
-
-    Attributes:
-        manifest: what was committed.
-        data: its bytes.
-        ranks: whose files this machine has.
-        tiers: where it is to go, None for everywhere.
-        tier: where it lies already, "" if only in memory.
-        by_us: whether this keeper put the manifest there.
-    """
-
-    manifest: Manifest
-    data: bytes
-    ranks: tuple[int, ...]
-    tiers: tuple[str, ...] | None
-    tier: str
-    by_us: bool
-
-
 def part_of(
     save: Save, rank: int, one: RankSide, small: FileEntry, shard: FileEntry | None
 ) -> RankOutcome:
@@ -377,43 +521,6 @@ def differing(digests: Iterable[Mapping[str, str]]) -> tuple[str, ...]:
             if first.setdefault(name, digest) != digest:
                 differ.add(name)
     return tuple(sorted(differ))
-
-
-def merge(
-    parts: Mapping[int, RankOutcome],
-    *,
-    job: str,
-    save: SaveName,
-    kind: str,
-    exact: bool,
-    created_t: float,
-) -> Manifest:
-    """The manifest of what all ranks of the world wrote: one entry each."""
-    first = parts[0]
-    structures: dict[str, int] = {}
-    entries = []
-    for rank in range(len(parts)):
-        part = parts[rank]
-        number = structures.setdefault(part.structure, len(structures))
-        if part.entry is not None:
-            size, hashes, num_bytes = part.entry.size, part.entry.xxh3_128, part.entry.num_bytes
-            entries.append(PartEntry(size, hashes, number, num_bytes))
-    return Manifest(
-        format=FORMAT,
-        job=job,
-        step=save.step,
-        attempt=save.attempt,
-        serial=save.serial,
-        nonce=save.nonce,
-        world_size=len(parts),
-        layout={"world": len(parts)},
-        created_t=created_t,
-        files={} if entries else first.files,
-        tensors={} if entries else first.tensors,
-        parts=tuple(entries),
-        kind=kind,
-        exact=exact,
-    )
 
 
 class GatheredParts:
@@ -581,7 +688,7 @@ class Files:
         self._pool.put(lambda: self._write_small(save, rank, one))
 
     def _shard_done(self, save: Save, rank: int, result: FileEntry | Exception) -> None:
-        words = "" if isinstance(result, FileEntry) else self._words(save, result)
+        words = "" if isinstance(result, FileEntry) else self.words(save, result)
         with self._lock:
             save.writing -= 1
             one = save.ranks[rank]
@@ -627,7 +734,7 @@ class Files:
                 for name, data in one.small_files(rank).items():
                     write_hashed(storage, f"{save.name}/{name}", [data])
         except Exception as error:  # noqa: BLE001 - it is the save's, told to all
-            failure = self._words(save, error)
+            failure = self.words(save, error)
         with self._lock:
             save.writing -= 1
             if part is not None and not failure:
@@ -637,8 +744,12 @@ class Files:
                 self._try_again(save, rank, lambda: self._advance_later(save, rank))
             self._on_quiet(save)
 
-    def _words(self, save: Save, error: Exception) -> str:
-        return of_save(error, save, self.target(save)[1])
+    def words(self, save: Save, error: Exception) -> str:
+        """Why a save cannot be written to its storage. May take time: not under the saves' lock."""
+        sizes = [size for rank, one in list(save.ranks.items()) for size in one.sizes(rank)]
+        part = "this machine's part of step" if save.is_shared else "step"
+        where = self.target(save)[1]
+        return unwritten(error, where, str(save.name), sizes, f"{part} {save.step}")
 
     def _advance_later(self, save: Save, rank: int) -> None:
         with self._lock:
@@ -657,63 +768,3 @@ def later(delay_s: float, act: Callable[[], None]) -> None:
     timer = threading.Timer(delay_s, act)
     timer.name, timer.daemon = "outlast-retry", True
     timer.start()
-
-
-def in_words(error: Exception, storage: Storage | None = None) -> str:
-    """An error as people and the ledger read it; of a directory, with where and what to do."""
-    text = f"{type(error).__name__}: {error}"
-    if isinstance(error, OSError) and error.errno and isinstance(storage, Directory):
-        where = "" if error.filename else f" in {storage.describe()}"
-        text += f"{where}; {remedy(error)}"
-    return _plain(text)
-
-
-def of_save(error: Exception, save: Save, storage: Storage | None) -> str:
-    """Why a save cannot be written to its storage. May take time: not under the saves' lock."""
-    sizes = [size for rank, one in list(save.ranks.items()) for size in one.sizes(rank)]
-    part = "this machine's part of step" if save.is_shared else "step"
-    return _of_files(error, storage, str(save.name), sizes, f"{part} {save.step}")
-
-
-def of_copy(error: Exception, storage: Storage, name: str, sizes: list[int], step: int) -> str:
-    """Why files of ``sizes`` bytes cannot be copied below ``name`` of a storage."""
-    return _of_files(error, storage, name, sizes, f"step {step}")
-
-
-def _of_files(
-    error: Exception, storage: Storage | None, name: str, sizes: list[int], what: str
-) -> str:
-    number = getattr(error, "errno", None)
-    if number not in NO_ROOM:
-        return in_words(error, storage)
-    if not isinstance(storage, Directory):
-        return f"{in_words(error)}; {KEEP_FEWER}"
-    place = storage.describe()
-    words = f"{getattr(error, 'strerror', None) or error}: {what} needs "
-    try:
-        room = storage.room(name)
-    except OSError:
-        return _plain(f"{words}{size_of(sum(sizes))} in {place}; {KEEP_FEWER}")
-    needed = sum(-(-size // room.block_bytes) + 1 for size in (*sizes, 1)) * room.block_bytes
-    if number == errno.EDQUOT:
-        there = "of which your quota there leaves less"
-    elif not room.num_files:
-        there = "which makes more files than the file system can hold (no inodes are free)"
-    else:
-        free, by_now = size_of(room.num_bytes), " by now" * (room.num_bytes >= needed)
-        if free == size_of(needed):
-            free = f"{needed - room.num_bytes} bytes less"
-        there = f"and {free} are free{by_now}"
-    return _plain(f"{words}{size_of(needed)} in {place}, {there}; {KEEP_FEWER}")
-
-
-def _plain(text: str) -> str:
-    return text.encode(errors="backslashreplace").decode()  # a path may be in any encoding
-
-
-def size_of(num_bytes: float) -> str:
-    """A number of bytes for people, to three digits."""
-    unit = 0
-    while num_bytes >= 1000 and unit < len(_UNITS) - 1:
-        num_bytes, unit = num_bytes / 1024, unit + 1
-    return f"{num_bytes:.3g} {_UNITS[unit]}"

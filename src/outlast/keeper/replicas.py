@@ -47,7 +47,6 @@ from typing import Final
 import msgspec
 import xxhash
 
-from outlast.checkpoint.inventory import Inventory
 from outlast.checkpoint.manifest import (
     BLOCK_BYTES,
     FULL,
@@ -61,6 +60,7 @@ from outlast.checkpoint.manifest import (
     named,
     parse,
 )
+from outlast.checkpoint.transfer import Inventory
 from outlast.errors import CheckpointInvalid, OutlastError
 from outlast.keeper import protocol
 from outlast.keeper.memory import COPIES, Holdings, KeptSnapshot, MemoryTier, Replica

@@ -35,29 +35,28 @@ import logging
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import xxhash
 
 from outlast.checkpoint.manifest import FileEntry, SaveName, hashed
 from outlast.keeper import protocol, wire
-from outlast.keeper.conclude import ENDED, Conclusions, Gate
+from outlast.keeper.conclude import ENDED, Committed, Conclusions, Gate
 from outlast.keeper.flight import (
-    Committed,
     Files,
+    Pool,
     RankOutcome,
     RankSide,
     Save,
-    SavePatience,
     SaveTable,
-    Side,
     WorkerPeer,
-    in_words,
     part_of,
 )
 from outlast.keeper.memory import Books
-from outlast.keeper.persist import Pool
-from outlast.storage import Storage
+from outlast.storage import Storage, in_words
+
+if TYPE_CHECKING:
+    from outlast.keeper.shared_saves import SaveLeader, Side
 
 logger = logging.getLogger(__name__)
 
@@ -293,7 +292,7 @@ class SavesInFlight:
             past = self.table.past.get((attempt, serial))
             return b"" if past is None else past.manifest
 
-    def overdue(self, attempt: int, leader: SavePatience) -> bool:
+    def overdue(self, attempt: int, leader: SaveLeader) -> bool:
         """Fail what has not moved for too long; whether anything of the attempt is in flight."""
         now_s = time.monotonic()
         with self.lock:
@@ -307,7 +306,7 @@ class SavesInFlight:
                     self._fail_overdue(save, leader, quiet_s)
             return bool(mine)
 
-    def _fail_overdue(self, save: Save, leader: SavePatience, quiet_s: float) -> None:
+    def _fail_overdue(self, save: Save, leader: SaveLeader, quiet_s: float) -> None:
         for rank in save.gathered.missing():
             limit_s, words = leader.patience(save, rank)
             if quiet_s >= limit_s:

@@ -23,15 +23,13 @@ from typing import Any, Final, Protocol
 import msgspec
 
 from outlast.checkpoint.catalog import KnownHealth, stands
-from outlast.checkpoint.inventory import rank_of
-from outlast.checkpoint.manifest import FULL, Manifest, decode, named
+from outlast.checkpoint.manifest import FULL, Manifest, decode, named, rank_of
 from outlast.keeper import wire
-from outlast.keeper.conclude import Fence, Gate
+from outlast.keeper.conclude import Committed, Fence, Gate
 from outlast.keeper.copies import DurableTier, TierCopies
-from outlast.keeper.flight import Committed
+from outlast.keeper.flight import Pool
 from outlast.keeper.memory import Due, Holdings, KeptSnapshot, MemoryTier
 from outlast.keeper.peers import Peers, PeerTier
-from outlast.keeper.persist import Pool
 from outlast.keeper.process import KeeperListener, Setup, decode_setup, is_foreign, is_ours, sweep
 from outlast.keeper.saves import SavesInFlight
 from outlast.keeper.shared_saves import SharedSaves

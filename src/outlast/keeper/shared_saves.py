@@ -47,7 +47,7 @@ from outlast.checkpoint.manifest import SaveName
 from outlast.errors import OutlastError
 from outlast.keeper import protocol, wire
 from outlast.keeper.copies import Arrived, WordsHeard, WordsSaid
-from outlast.keeper.flight import RankOutcome, Save, SaveLimits, Side
+from outlast.keeper.flight import RankOutcome, Save
 from outlast.keeper.peers import Peers
 from outlast.keeper.protocol import Door, tls_of
 from outlast.keeper.saves import SavesInFlight
@@ -92,6 +92,22 @@ class MemberKeeper:
             protocol.say(self.channel, message, [bulk] if bulk else ())
         except OSError as error:
             logger.info("%s: %s", self.channel.peer, error)
+
+
+class SaveLimits(msgspec.Struct, frozen=True, kw_only=True):
+    """How long nothing of a save may move, in seconds, before it has failed.
+
+    Attributes:
+        gone_s: while a rank is missing whose machine's keeper was there, and is not any more.
+        absent_s: while one is missing whose machine's keeper has not come yet.
+        stall_s: while it is keepers and their tiers that have something to do.
+        late_s: while a living worker has to begin, or to copy: its step may take long.
+    """
+
+    gone_s: float = 5.0
+    absent_s: float = 20.0
+    stall_s: float = 60.0
+    late_s: float = 300.0
 
 
 class SaveLeader:
@@ -506,6 +522,10 @@ class SaveFollower:
                 self._out.put((protocol.KeeperBeat(moves=self._hears.moves(self.attempt)), b""))
             case _:
                 raise protocol.out_of_turn(channel, message)
+
+
+# This machine's part in a save of ranks on several machines; nothing of it waits.
+Side = SaveLeader | SaveFollower
 
 
 class SharedSaves:

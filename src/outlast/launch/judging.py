@@ -502,10 +502,11 @@ class FailureHandler:
 
     def _follows(self, failures: Sequence[Failure]) -> bool:
         """Whether they may come of another machine's trouble; waits a while for word of it."""
+        if self._must_leave():  # whose failures are not judged by their kinds
+            return False
         kinds = [self.kind_of(one) for one in failures if not is_echo(one)]
         return (
             bool(kinds)
-            and not self._must_leave()
             and most_telling(kinds) in CONSEQUENCES
             and self._machines.have_trouble(TROUBLE_S)
         )

@@ -1,6 +1,6 @@
 """Sums with the same bits at any number of workers.
 
-``same_bits``  SameBits: what a training script sees, with its guarantees and limits
+``same_bits``  SameBits: what a training script sees, what it guarantees; what is told of it
 ``exchange``   which worker adds up what, and how sums cross the network, in flat buckets
 ``parts``      what a step is made of: gradients, buffers, a message of each worker's
 ``losses``     what rooms above have hooked into our sums: waits measured, lost workers borne

@@ -4,8 +4,8 @@
 ``excepthook``  errors as one line, with the right exit code
 ``loop_names``  what its loops set and fill, and whether other code of it reads that
 ``hyper``       what the script sets, what the checkpoint sets, and which of them counts
-``objects``     the named objects as one state tree, what is saved of it, what wrappers promise
-``modules``     how models give and take their state
+``objects``     the named objects as one state tree, and what is saved of it
+``modules``     those that take their state back in a way of their own
 ``gradients``   whether gradients are in the making at a boundary
 ``restore``     what one rank takes from a checkpoint
 ``initial``     a new job's first state, out of what somebody has written

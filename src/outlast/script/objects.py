@@ -3,11 +3,11 @@
 A model is unwrapped from DDP, SameBits and torch.compile first, so that a checkpoint does not
 depend on how the model was wrapped; an optimizer's state goes under its parameters' names.
 
-The wrappers tell whether a resume will have the same bits, and if not, why (``Bits``). With three
-workers or more, torch's DDP lays out its buckets anew after its first iteration, so that the first
-step after a resume sums in another order than it would have undisturbed. A wrapper that was not
-named is found by the parameters that it holds; one that is made later than the session is entered
-is not.
+A model is asked for its ``state_dict`` at each save (``ModelState``). torch walks the modules anew
+each time, which at a step boundary is a good part of what a save costs the loop. Where nothing but
+stock modules without hooks is found, that walk has one outcome while the modules hold the same
+names, and then only the tensors are collected. Every dict that torch's walk reads is compared;
+whatever else there is goes torch's way.
 
 What is saved at a boundary (``States``): plain data, tensors, and how to treat each. Tensors that
 only the optimizers change may be copied behind the loop's back (``Lazy``). They are the parameters
@@ -24,8 +24,10 @@ as when an optimizer makes its state in its first step.
 from __future__ import annotations
 
 import difflib
-import gc
+import itertools
+import operator
 import sys
+from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
@@ -33,9 +35,10 @@ from typing import Any, Final
 import msgspec
 import torch
 import torch.distributed as dist
+from torch.nn import Module
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
-from outlast.checkpoint import boundary
+from outlast.checkpoint import writers
 from outlast.checkpoint.attributes import Attributes, parameters_of
 from outlast.checkpoint.manifest import FULL
 from outlast.checkpoint.optimizers import (
@@ -49,102 +52,157 @@ from outlast.checkpoint.reader import Checkpoint
 from outlast.checkpoint.tree import Flattener, mark_narrow, names_in_parts
 from outlast.config import Settings
 from outlast.errors import ConfigError, StateMismatch
-from outlast.ledger.narrator import say
-from outlast.reduce import SameBits, same_bits
-from outlast.reduce.same_bits import difference
-from outlast.script import modules
-from outlast.script.modules import ModelState, is_stock
-from outlast.script.restore import Restore
+from outlast.reduce.same_bits import Bits, SameBits
+from outlast.script.restore import Restore, put
 
-DDP: Final = torch.nn.parallel.DistributedDataParallel
-WHERE: Final = "See docs/same-bits.md"
+# --- a model's state, as often as it is asked for -------------------------------------------------
+
+_TABLES: Final = ("_parameters", "_buffers", "_modules")
+_STOCK: Final = ("state_dict", "_save_to_state_dict", "get_extra_state")
+_READ: Final = operator.itemgetter(  # what Module.state_dict reads of a module
+    *_TABLES,
+    *("_non_persistent_buffers_set", "_state_dict_hooks", "_state_dict_pre_hooks"),
+)
+_chain: Final = itertools.chain.from_iterable
 
 
-class Bits:
-    """What the wrappers of a session's models promise.
+class ModelState:
+    """The state of one model, as often as it is asked for.
 
     Args:
-        wrappers: modules that were taken off: SameBits, DDP, others.
-        models: what was inside of them, and those that came without.
+        model: of any kind.
     """
 
-    def __init__(
-        self,
-        wrappers: Iterable[torch.nn.Module] = (),
-        models: Iterable[torch.nn.Module] = (),
-    ) -> None:
-        wrappers = list(wrappers)
-        self._ddp = [each for each in wrappers if isinstance(each, DDP)]
-        self._models = list(models)
-        named = [each for each in wrappers if isinstance(each, SameBits)]
-        self._same = named or _around(self._models, list(same_bits.living))
+    def __init__(self, model: Module) -> None:
+        self._model = model
+        self._walk: _Walk | None = None
+
+    def __call__(self) -> Any:
+        """What ``state_dict`` returns; tensors are the live ones, parameters are parameters."""
+        if self._walk is not None:
+            values = self._walk.again()
+            if values is not None:
+                return OrderedDict(zip(self._walk.names, values, strict=True))
+        self._walk = None
+        if not is_stock(self._model):
+            return self._model.state_dict()
+        with torch.no_grad():  # whoever copies detaches, more cheaply than a DTensor does
+            state = self._model.state_dict(keep_vars=True)
+        self._walk = _learn(self._model, state)
+        return state
+
+    def walked(self) -> tuple[list[str], list[Any]] | None:
+        """The names, the same list while they are the same ones, and what they stand for.
+
+        None where the state has to be asked for.
+        """
+        values = self._walk.again() if self._walk is not None else None
+        return None if self._walk is None or values is None else (self._walk.names, values)
+
+    def places(self) -> list[tuple[dict[str, Any], str]]:
+        """Of the same: which table of its module has it, and as what."""
+        return [] if self._walk is None else self._walk.places()
 
     @property
-    def any_size(self) -> bool:
-        """Whether the bits are meant to be the same at any number of workers."""
-        return bool(self._same)
-
-    def facts(self) -> list[dict[str, str]]:
-        """What they depend on; goes into each checkpoint."""
-        return [each.facts for each in self._same]
-
-    def tell_at_start(self, rank: int, world_size: int) -> None:
-        """Say what will not be the same after a resume, and the remedy."""
-        if rank or world_size < 3:
-            return
-        # As torch's Reducer::should_rebuild_buckets has it.
-        found = [
-            each
-            for each in (*self._ddp, *_around(self._models, _ddp_objects()))
-            if each.static_graph or not each.find_unused_parameters
-        ]
-        if found:
-            more = " and no static_graph" if any(each.static_graph for each in found) else ""
-            say(
-                f"DDP on {world_size} workers sums in another order in the first step after a "
-                f"resume; for the same bits give it find_unused_parameters=True{more}, or use "
-                f"outlast.SameBits in its place. {WHERE}"
-            )
-
-    def tell_of_resume(
-        self, saved: Iterable[Mapping[str, Any]], rank: int, saved_by: int, world_size: int
-    ) -> None:
-        """Say what is not as it was when the checkpoint was written.
-
-        Args:
-            saved: the facts then.
-            rank: this worker's.
-            saved_by: the number of workers then.
-            world_size: the number of workers now.
-        """
-        if rank:
-            return
-        found = next(filter(None, map(difference, saved, self.facts())), "")
-        if found:
-            say(f"the run's bits may differ from here on: other {found} than before. {WHERE}")
-        elif world_size != saved_by and not self.any_size:
-            say(
-                f"resumed with {world_size} in place of {saved_by} workers: random numbers "
-                "and sums of gradients are not those of an undisturbed run"
-            )
+    def is_known(self) -> bool:
+        """Whether what was returned last has all parameters, each of them itself."""
+        return self._walk is not None
 
 
-def _around(models: Iterable[torch.nn.Module], wrappers: Iterable[Any]) -> list[Any]:
-    """Those of the wrappers that hold a parameter of ``models``."""
-    ours = {id(parameter) for model in models for parameter in model.parameters()}
-    return [each for each in wrappers if any(id(p) in ours for p in each.parameters())]
+def is_stock(model: Module) -> bool:
+    """Whether the model's ``state_dict`` is torch's own."""
+    return type(model).state_dict is Module.state_dict
 
 
-def _ddp_objects() -> list[torch.nn.parallel.DistributedDataParallel]:
-    """Of this process.
+class _Walk:
+    """What torch's walk reads of these modules, and what it makes of it.
 
-    DDP keeps no list of them, so the garbage collector is asked: some tens of milliseconds, once.
+    Args:
+        modules: in the order of the walk, one that is held twice twice.
+        prefixes: of their names.
     """
-    kinds = [DDP]
-    for kind in kinds:
-        kinds += kind.__subclasses__()
-    return [each for each in gc.get_referrers(*kinds) if isinstance(each, DDP)]
 
+    def __init__(self, modules: list[Module], prefixes: list[str]) -> None:
+        self._modules = modules  # held on to: while one lives, no other module has its id
+        self._dicts = [module.__dict__ for module in modules]
+        self._read = list(map(_READ, self._dicts))  # held on to, so that an id is theirs alone
+        self._ids = list(map(id, _chain(self._read)))
+        parts = list(zip(*self._read, strict=True))
+        parameters, buffers, self._children, self._skipped, *hooks = parts
+        self._hooks = list(_chain(hooks))
+        self._skips = list(map(set, self._skipped))
+        self._tables = list(_chain(zip(parameters, buffers, strict=True)))
+        self._keys = list(_chain(self._tables))
+        values = list(_chain(map(dict.values, self._tables)))
+        names, chosen = [], []
+        at = 0
+        for module, prefix in zip(modules, prefixes, strict=True):
+            skipped = module._non_persistent_buffers_set
+            own = [*module._parameters, *module._buffers]
+            for name in own:
+                if values[at] is not None and name not in skipped:
+                    names.append(prefix + name)
+                    chosen.append(at)
+                at += 1
+        self.names = names
+        self._absent = [value is None for value in values]
+        self._choose = chosen if len(chosen) < len(values) else None
+        self._child_keys = list(_chain(self._children))
+        self._child_ids = self._ids_of_children()
+
+    def again(self) -> list[Any] | None:
+        """The tensors, under ``names``; None if the walk would not be the same."""
+        if (
+            list(map(id, _chain(map(_READ, self._dicts)))) != self._ids
+            or list(_chain(self._tables)) != self._keys
+            or list(_chain(self._children)) != self._child_keys
+            or self._ids_of_children() != self._child_ids
+            or any(self._hooks)
+            or any(map(operator.ne, self._skipped, self._skips))
+        ):
+            return None
+        values = list(_chain(map(dict.values, self._tables)))
+        if [value is None for value in values] != self._absent:
+            return None
+        return values if self._choose is None else [values[at] for at in self._choose]
+
+    def places(self) -> list[tuple[dict[str, Any], str]]:
+        """The dict that has each of them, and its key there."""
+        every = [(table, key) for table in self._tables for key in table]
+        return every if self._choose is None else [every[at] for at in self._choose]
+
+    def _ids_of_children(self) -> list[int]:
+        return list(map(id, _chain(map(dict.values, self._children))))
+
+
+def _learn(model: Module, state: dict[str, Any]) -> _Walk | None:
+    """The walk that made ``state``, if it is that of stock modules."""
+    modules: list[Module] = []
+    prefixes: list[str] = []
+
+    def visit(module: Module, prefix: str) -> bool:
+        own = module.__dict__
+        if not all(isinstance(own.get(name), dict) for name in _TABLES):  # a scripted module
+            return False
+        if any(getattr(type(module), name) is not getattr(Module, name) for name in _STOCK):
+            return False
+        if any(name in own for name in _STOCK):
+            return False
+        modules.append(module)
+        prefixes.append(prefix)
+        children = module._modules.items()
+        return all(child is None or visit(child, f"{prefix}{name}.") for name, child in children)
+
+    if not visit(model, ""):
+        return None
+    walk = _Walk(modules, prefixes)
+    values = walk.again()
+    if values is None or walk.names != list(state):  # it has hooks, or what we did not think of
+        return None
+    return walk if all(map(operator.is_, values, state.values())) else None
+
+
+# --- what a session was given by name -------------------------------------------------------------
 
 ARGUMENTS: Final = ("dir", "every", "keep", "resume", "init_from", "init_except", "keep_new")
 EXAMPLE: Final = "outlast.session(model=model, optimizer=optimizer)"
@@ -387,7 +445,7 @@ class Objects:
                     names = self._names(value)
                     load_named_state(value, names, state[name], name, self._attributes[name])
                 elif isinstance(value, torch.nn.Module):
-                    said += modules.put(name, value, state[name])
+                    said += put(name, value, state[name])
                 else:
                     value.load_state_dict(state[name])
             except StateMismatch:
@@ -676,4 +734,4 @@ def hook(
     # yet, asking for that would cost a second.
     if "torch._dynamo" in sys.modules:
         called = torch.compiler.disable(called, reason=FULLGRAPH)
-    return Hook(register_optimizer_step_pre_hook(called).remove, boundary.watch_graphs(replayed))
+    return Hook(register_optimizer_step_pre_hook(called).remove, writers.watch_graphs(replayed))

@@ -32,14 +32,18 @@ from outlast.checkpoint.optimizers import (
 )
 from outlast.checkpoint.reader import Leaf
 from outlast.checkpoint.tensors import (
+    PLAIN,
     Parts,
     fresh,
     is_spread,
     is_subclass,
+    lay,
     memories,
+    overlaps,
     paired_parts,
     parts_difference,
     put_together,
+    storages,
 )
 from outlast.checkpoint.tree import flatten, replace
 from outlast.errors import StateMismatch
@@ -177,7 +181,7 @@ class Restore:
         self.claims |= {f"{key}.{name}" for name in one.live}
         owners = modules.owners_of(model)
         plain = {n: it for n, it in one.live.items() if modules.owner_in(owners, n) is None}
-        fills = modules.lies_in(model, plain)
+        fills = lies_in(model, plain)
         if not fills:  # it gives copies: it takes all of it back in one go
             owners = {"": model}
         parts: dict[str, dict[str, Any]] = {prefix: {} for prefix in owners}
@@ -230,7 +234,7 @@ class Restore:
         self.claims |= {f"{key}/{name}" for name in names}
         parameters = parameters_of(optimizer)
         by_name = dict(zip(names, parameters, strict=True))
-        self._taken |= {at for parameter in parameters for at in modules.storages(parameter)}
+        self._taken |= {at for parameter in parameters for at in storages(parameter)}
         memory = _Memory(key, merged.get(NOTES, {}), by_name)
         state = {
             name: self._fill(value, memory=memory)
@@ -407,9 +411,9 @@ class Restore:
                 and not is_subclass(now)
                 and _is_memory_for(leaf, now, parameter)
                 and not memory.is_noted(leaf)
-                and _storage(now) not in self._taken  # shared with another state or a parameter
+                and storages(now)[0] not in self._taken  # shared with another state or a parameter
             ):
-                self._taken.add(_storage(now))
+                self._taken.add(storages(now)[0])
                 self.targets.append((leaf.name, now.detach()))
                 found[slot] = now
             else:
@@ -419,7 +423,7 @@ class Restore:
     def _fill_parts(self, parts: Parts, now: torch.Tensor) -> Any:
         """A state of a subclass: the live one, where it is what was saved."""
         problem = parts_difference(parts, now, lambda leaf: (leaf.shape, leaf.dtype))
-        if problem or not self._taken.isdisjoint(modules.storages(now)):
+        if problem or not self._taken.isdisjoint(storages(now)):
             return self._fill(parts)
         self._want_in_place(parts, now)
         return now
@@ -428,7 +432,7 @@ class Restore:
         """A live tensor is filled where it lies, or the tensors that it is made of."""
         for leaf, tensor in paired_parts(saved, live):
             self.targets.append((leaf.name, tensor.detach()))
-        self._taken |= set(modules.storages(live))
+        self._taken |= set(storages(live))
 
     def _fill(self, outline: Any, alike: Any = None, memory: _Memory | None = None) -> Any:
         return replace(outline, Leaf, lambda leaf: self._want(leaf, alike, memory))
@@ -494,7 +498,7 @@ def _is_memory_for(leaf: Leaf, now: torch.Tensor, parameter: torch.Tensor) -> bo
     spread = is_spread(parameter) and tuple(parameter.shape) == leaf.shape
     return (
         (tuple(now.shape), now.dtype, is_spread(now)) == (leaf.shape, leaf.dtype, spread)
-        and _local(now).is_contiguous()
+        and memories(now)[0].is_contiguous()
         and not now.requires_grad
     )
 
@@ -525,14 +529,69 @@ def _given_names(group: Mapping[str, Any]) -> dict[str, str]:
     return dict(zip(group["params"], group.get("param_names", group["params"]), strict=True))
 
 
-def _storage(tensor: torch.Tensor) -> int:
-    return modules.storages(tensor)[0]
-
-
-def _local(tensor: torch.Tensor) -> torch.Tensor:
-    return memories(tensor)[0]
-
-
 def _whole(state: Any) -> Any:
     """A state of which all tensors have been read: those of subclasses are put together."""
     return replace(state, Parts, put_together)
+
+
+# --- models whose state is in memory --------------------------------------------------------------
+
+
+def put(key: str, model: torch.nn.Module, state: Mapping[str, Any]) -> list[str]:
+    """Give a model a state that is in memory, as a whole.
+
+    Args:
+        key: the model's, for messages.
+        model: of any kind.
+        state: name → what ``state_dict`` gave.
+
+    Returns:
+        What to say; see :func:`modules.load`.
+
+    Raises:
+        StateMismatch: it does not fit.
+        Exception: whatever a ``load_state_dict`` of the script's does.
+    """
+    owners, live = modules.owners_of(model), model.state_dict()
+    plain = {name: one for name, one in live.items() if modules.owner_in(owners, name) is None}
+    if not lies_in(model, plain):
+        return modules.load(
+            model, modules.ModuleInput(key, state, modules.versions_in(live)), own=False
+        )
+    home = modules.home_of(model)
+    for name, value in state.items():
+        if modules.owner_in(owners, name) is not None:
+            continue
+        now, place = plain.pop(name, None), modules.place_for(model, name)
+        if place is not None and place.is_for(now, tuple(value.shape), value.dtype):
+            place.put(value.clone(), home)
+        elif now is None or (now.shape, now.dtype) != (value.shape, value.dtype):
+            raise StateMismatch(f"{key} does not take its state: {key}.{name} is not what it was")
+        else:
+            _fill(f"{key}.{name}", now, value)
+    if plain:
+        raise StateMismatch(f"{key} does not take its state: {key}.{min(plain)} was not kept")
+    said = []
+    for prefix, module in owners.items():
+        part, versions = modules.part_of(state, prefix), modules.versions_in(live, prefix)
+        said += modules.load(
+            module, modules.ModuleInput(modules.name_of(key, prefix), part, versions), own=True
+        )
+    return said
+
+
+def lies_in(model: torch.nn.Module, tensors: Mapping[str, Any]) -> bool:
+    """Whether ``tensors`` are the model's memory; a copy, as FSDP1 gives, is filled in vain."""
+    own = {at for tensor in [*model.parameters(), *model.buffers()] for at in storages(tensor)}
+    return all(
+        isinstance(tensor, torch.Tensor) and own.issuperset(storages(tensor))
+        for tensor in tensors.values()
+    )
+
+
+def _fill(name: str, live: torch.Tensor, value: torch.Tensor) -> None:
+    with torch.no_grad():
+        if type(live) not in PLAIN or not overlaps(live):
+            live.detach().copy_(value)
+        elif not lay(value, live):
+            raise StateMismatch(f"the elements of {name} share memory, and did not in its state")

@@ -48,7 +48,7 @@ import torch
 
 from outlast.checkpoint.attributes import parameters_of
 from outlast.checkpoint.capture import digest_of
-from outlast.checkpoint.tensors import memories
+from outlast.checkpoint.tensors import memories, storages
 from outlast.checkpoint.tree import flatten
 from outlast.errors import ConfigError
 from outlast.ledger.narrator import say
@@ -425,11 +425,11 @@ class Transient:
 
     def _is_saved(self, tensor: torch.Tensor, states: Mapping[str, Any]) -> bool:
         """Whether its memory, or a copy that an object of the script's gives, is saved."""
-        digest, places = _digest(tensor), set(modules.storages(tensor))
+        digest, places = _digest(tensor), set(storages(tensor))
         for name, state in states.items():
             is_torchs = isinstance(self._objects.stateful[name], _TORCHS)
             for other in flatten(state, name)[1].values():
-                if not places.isdisjoint(modules.storages(other)):
+                if not places.isdisjoint(storages(other)):
                     return True
                 alike = (other.shape, other.dtype) == (tensor.shape, tensor.dtype)
                 if alike and not is_torchs and _digest(other) == digest:

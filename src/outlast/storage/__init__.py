@@ -16,16 +16,27 @@ what :class:`Patience` allows.
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Protocol
+from typing import Final, Protocol
 
-from outlast.errors import ConfigError
+from outlast.errors import FULL, ConfigError, remedy
 from outlast.storage.directory import Directory
 from outlast.storage.object import ObjectStore, Patience
 from outlast.tiers import OBJECT_SCHEMES
 
-__all__ = ["Blob", "Directory", "ObjectStore", "Patience", "Reader", "Storage", "open_storage"]
+__all__ = [
+    "Blob",
+    "Directory",
+    "ObjectStore",
+    "Patience",
+    "Reader",
+    "Storage",
+    "in_words",
+    "open_storage",
+    "unwritten",
+]
 
 
 class Blob(Protocol):
@@ -132,3 +143,71 @@ def open_storage(url: str, *, num_spares: int = 0) -> Storage:
         known = ", ".join(f"{known}://" for known in OBJECT_SCHEMES)
         raise ConfigError(f"there is no storage for {scheme}://; write a directory or {known}")
     return ObjectStore(url)
+
+
+# --- errors of places, for people -----------------------------------------------------------------
+
+KEEP_FEWER: Final = (
+    "free space there, keep fewer checkpoints (checkpoint.keep, or keep of a [[tier]]), or save "
+    "to another place (--dir, or url of a [[tier]])"
+)
+_UNITS: Final = ("bytes", "KiB", "MiB", "GiB", "TiB")
+
+
+def in_words(error: Exception, storage: Storage | None = None) -> str:
+    """An error as people and the ledger read it; of a directory, with where and what to do."""
+    text = f"{type(error).__name__}: {error}"
+    if isinstance(error, OSError) and error.errno and isinstance(storage, Directory):
+        where = "" if error.filename else f" in {storage.describe()}"
+        text += f"{where}; {remedy(error)}"
+    return _plain(text)
+
+
+def unwritten(
+    error: Exception, storage: Storage | None, name: str, sizes: list[int], what: str
+) -> str:
+    """Why files cannot be written, in one line; of a full disk, how much room is missing.
+
+    What they have written already counts as room: of what fails nothing is kept.
+
+    Args:
+        error: what was raised.
+        storage: where they should go; None: to no storage.
+        name: of the directory there.
+        sizes: of the files, in bytes.
+        what: they are, as in "step 400".
+    """
+    number = getattr(error, "errno", None)
+    if number not in FULL:
+        return in_words(error, storage)
+    if not isinstance(storage, Directory):
+        return f"{in_words(error)}; {KEEP_FEWER}"
+    place = storage.describe()
+    words = f"{getattr(error, 'strerror', None) or error}: {what} needs "
+    try:
+        room = storage.room(name)
+    except OSError:
+        return _plain(f"{words}{size_of(sum(sizes))} in {place}; {KEEP_FEWER}")
+    needed = sum(-(-size // room.block_bytes) + 1 for size in (*sizes, 1)) * room.block_bytes
+    if number == errno.EDQUOT:
+        there = "of which your quota there leaves less"
+    elif not room.num_files:
+        there = "which makes more files than the file system can hold (no inodes are free)"
+    else:
+        free, by_now = size_of(room.num_bytes), " by now" * (room.num_bytes >= needed)
+        if free == size_of(needed):
+            free = f"{needed - room.num_bytes} bytes less"
+        there = f"and {free} are free{by_now}"
+    return _plain(f"{words}{size_of(needed)} in {place}, {there}; {KEEP_FEWER}")
+
+
+def size_of(num_bytes: float) -> str:
+    """A number of bytes for people, to three digits."""
+    unit = 0
+    while num_bytes >= 1000 and unit < len(_UNITS) - 1:
+        num_bytes, unit = num_bytes / 1024, unit + 1
+    return f"{num_bytes:.3g} {_UNITS[unit]}"
+
+
+def _plain(text: str) -> str:
+    return text.encode(errors="backslashreplace").decode()  # a path may be in any encoding

@@ -2,8 +2,7 @@
 
 A session:
 
-``opening``     from what a script names to a session
-``session``     the object itself: steps, epochs, log, save
+``session``     from what a script names to the object itself: steps, epochs, log, save
 ``driven``      a loop that a framework runs, in place of steps()
 ``position``    where the worker is in its data, over all loops
 ``saving``      what is saved at a boundary, when, and how it ends; saves that were asked for
@@ -13,7 +12,8 @@ A session:
 
 What it stands on, made anew for each attempt:
 
-``footing``     all that belongs to one attempt: a loop's end, the session's end, the way out
+``footing``     all that belongs to one attempt: a loop's end, the session's end
+``leaving``     what is heard when the machine must go, and the way out
 ``books``       which attempt this is, and what goes into the ledger
 ``resume``      the newest checkpoint that verifies on every rank, or what survivors hold
 ``timing``      what a step's time was spent on

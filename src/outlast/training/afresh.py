@@ -35,12 +35,11 @@ import torch
 from outlast.attempt.link import Link
 from outlast.checkpoint.capture import digest_of
 from outlast.checkpoint.manifest import SaveName
-from outlast.checkpoint.tensors import memories
+from outlast.checkpoint.tensors import memories, storages
 from outlast.checkpoint.tree import flatten, unflatten
 from outlast.data import random_state
 from outlast.errors import CheckpointInvalid, StorageError
 from outlast.ledger.narrator import say
-from outlast.script import modules
 from outlast.script.objects import Objects
 from outlast.training.resume import Sources
 
@@ -234,12 +233,12 @@ def held(objects: Objects, state: Mapping[str, Any]) -> Again:
     own: set[int] = set()
     for key, value in objects.capture(loaders=False).items():
         for tensor in flatten(value, key)[1].values():
-            own.update(modules.storages(tensor))
+            own.update(storages(tensor))
     kept: dict[str, Flat] = {}
     for key, value in state.items():
         data, tensors = flatten(value, key)
         for name, tensor in tensors.items():
-            if not own.isdisjoint(modules.storages(tensor)):
+            if not own.isdisjoint(storages(tensor)):
                 tensors[name] = tensor.detach().clone()
         kept[key] = data, tensors
 

@@ -25,8 +25,8 @@ from outlast.data.epochs import EpochFeed
 from outlast.data.generators import Held
 from outlast.errors import ConfigError
 from outlast.ledger.narrator import say
-from outlast.training import opening
 from outlast.training.session import Session
+from outlast.training.session import session as new_session
 
 NO_REPEAT: Final = "a framework runs the loop, and cannot be asked to run a step again"
 
@@ -44,7 +44,7 @@ def open_session(*, at_step: int, **given: Any) -> Session:
             job's is gone on from where it is as new, or newer.
         **given: for :func:`outlast.session`.
     """
-    session = opening.session(**given)
+    session = new_session(**given)
     session.cannot_repeat, session.begins_at = NO_REPEAT, at_step
     return session
 

@@ -29,8 +29,7 @@ import torch
 from outlast.attempt.link import Link
 from outlast.attempt.over import over
 from outlast.checkpoint import devices
-from outlast.checkpoint.boundary import Remembered, local_of
-from outlast.checkpoint.capture import Capture, Copiers, digest_of
+from outlast.checkpoint.capture import Capture, Copiers, Remembered, digest_of, local_of
 from outlast.checkpoint.manifest import BLOCK_BYTES, FULL, small_state
 from outlast.checkpoint.plan import (
     DigestCheck,

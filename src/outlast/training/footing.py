@@ -1,7 +1,6 @@
-"""All of a session that belongs to one attempt, and how that ends.
+"""All of a session that belongs to one attempt, and how its loops and the session end.
 
-A session that lives through a loss has another one made. The ends are a loop's, the session's, and
-the way out when the machine must go.
+A session that lives through a loss has another one made.
 
 A loop's end is saved at once, the session's end again unless it is proven to be the same. What
 follows a loop may take long (an evaluation), so its end is saved ahead of that; and it may change
@@ -16,20 +15,6 @@ failure: a job whose end is in no checkpoint is not finished. Where a rank of a 
 finished before could not go on for want of a step, the end that is committed stands for all, and
 nobody waits: the others may wait for that rank elsewhere.
 
-When the machine must go, the training thread drains at the agreed boundary. ``WayOut`` looks on
-from a thread of its own, for the cases in which that boundary is not reached, or the way out takes
-too long:
-
-- the loop is over, or has not begun (an evaluation after it, a warm-up before it), and the step is
-  committed: everybody leaves from wherever they are. SystemExit is raised in the main thread, and
-  what does not unwind (a rank in a collective that the others have left) is ended after a while;
-- the step does not end in time (an evaluation within it, a rank that is stuck), or there was never
-  time for a save: the newest commit stands, and how much that costs is said;
-- the training thread is on its way out, and waits for something until the time is over.
-
-Leaving is safe at any moment: what is committed is committed, and the keeper goes on copying. Only
-one of the two threads takes the way out (``claim``); nothing that is said or written holds it up.
-
 Rejected: hashes of the state at each save (they would be computed while training goes on); the
 files' own digests (to compare a change of one tensor, all of its 16 MiB block has to be there).
 """
@@ -38,33 +23,27 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import os
-import threading
 import time
-from collections.abc import Callable, Mapping
-from typing import Any, Final, NamedTuple
+from collections.abc import Callable
+from typing import Any, Final
 
 import msgspec
 
 from outlast.attempt.beat import Beat
-from outlast.attempt.link import DECISION_TIMEOUT_S, Action, Agreement, Link
+from outlast.attempt.link import DECISION_TIMEOUT_S, Agreement, Link
 from outlast.checkpoint.catalog import find_standing
-from outlast.config import GRACE_MAX_S, Settings
-from outlast.errors import ConfigError, Exit, StorageError
+from outlast.config import Settings
+from outlast.errors import ConfigError, StorageError
 from outlast.ledger.narrator import say
-from outlast.notice import UNKNOWN_GRACE_S
-from outlast.notice.signals import SignalNotice
-from outlast.policy.drain import LEAVING_S, leaving_s
-from outlast.script.objects import BoundaryState, Objects
+from outlast.script.objects import Objects
 from outlast.training.afresh import Afresh
 from outlast.training.anomalies import LossMonitor
 from outlast.training.books import AttemptBooks
-from outlast.training.engine import Engine
+from outlast.training.leaving import Hearing, LoopPosition, WayOut
 from outlast.training.position import Streams
 from outlast.training.resume import Sources
-from outlast.training.saving import NO_COMMIT, Snapshots
+from outlast.training.saving import Saves, Saving, Snapshots
 from outlast.training.timing import Meter
-from outlast.training.turns import Outlook, info_of
 
 logger = logging.getLogger(__name__)
 
@@ -92,23 +71,16 @@ class LoopEnding:
         snapshots: the worker's part in the attempt's saves.
         link: the other ranks.
         judging: of the loss.
-        state: gives what would be saved in this moment.
-        snapshot: has a snapshot taken; whether that was possible.
+        saving: the session's.
     """
 
     def __init__(
-        self,
-        snapshots: Snapshots,
-        link: Link,
-        judging: LossMonitor,
-        state: Callable[[], BoundaryState],
-        snapshot: Callable[[dict[str, Any]], bool],
+        self, snapshots: Snapshots, link: Link, judging: LossMonitor, saving: Saving
     ) -> None:
         self._engine, self._turns = snapshots.engine, snapshots.turns
         self._link = link
         self._judging = judging
-        self._state = state
-        self._snapshot = snapshot
+        self._saving = saving
 
     def act(self, loop: int, step: int, agreement: Agreement) -> dict[str, Any] | None:
         """A loop has come to its end: do what is due, and have the end saved if that pays.
@@ -122,13 +94,13 @@ class LoopEnding:
         self._judging.hasten()
         if self._link.rank == 0:
             for action in agreement.last_boundary(step)[:1]:
-                self._snapshot(action.info)
+                self._saving.take(step, action.info)
             agreed = agreement.saved(step)
         word = self._rank_0s_word(loop, step, agreed)
         if self._link.rank and word.agreed is not None and agreement.follow(step):
-            self._snapshot(word.agreed)
+            self._saving.take(step, word.agreed)
         if word.saves_end and word.back is None:
-            self._save_end()
+            self._save_end(step)
         return word.back
 
     def may_save(self, step: int) -> bool:
@@ -138,10 +110,10 @@ class LoopEnding:
         """
         return self._engine.committed_step != step and self._turns.pays()
 
-    def _save_end(self) -> None:
+    def _save_end(self, step: int) -> None:
         since_s = time.monotonic()
         self._engine.take_at_once()  # whatever follows may change the state in any way
-        self._snapshot({"reason": "the loop's end"})
+        self._saving.take(step, {"reason": "the loop's end"})
         self._turns.end_taken(time.monotonic() - since_s)
 
     def _rank_0s_word(self, loop: int, step: int, agreed: dict[str, Any] | None) -> _LoopEndWord:
@@ -188,7 +160,7 @@ class LoopEnding:
         engine.wait(timeout_s)
         due = engine.committed_step != step
         if not due and may_differ():
-            due = not engine.holds(self._state())
+            due = not engine.holds(self._saving.newest(step))
         return self._anybody("end/due", due, timeout_s)
 
     def _meet(self, step: int, timeout_s: float) -> bool:
@@ -273,207 +245,16 @@ class LoopEnding:
             self._link.fetch(f"{what}/{rank}/heard", left_s)
 
 
-UNWIND_S: Final = 3.0  # for the training thread to leave by itself
-EXIT_S: Final = 0.5  # for the exit itself
-BOOKS_S: Final = 1.0  # for the ledger, whose disk may be what is slow
-LOOK_S: Final = 0.05
-OTHERS_S: Final = 5.0  # for what is in flight when an exception or a drain ends the session
-
-
-class LoopPosition(NamedTuple):
-    """Where the training thread is.
-
-    Attributes:
-        step: completed steps.
-        in_loop: whether it is inside ``steps()``.
-        is_ending: whether it is draining, or leaving the session.
-    """
-
-    step: int
-    in_loop: bool
-    is_ending: bool
-
-
-class WayOut:
-    """One rank's way out when its machine must go.
-
-    Attributes:
-        is_known: whether the ranks will leave; what their leaving then breaks is no failure.
-
-    Args:
-        books: the attempt's.
-        engine: the worker's part in its saves.
-        outlook: what is expected of the next seconds.
-        signals: through which the main thread is made to leave.
-        where: says where the training thread is; asked from another thread.
-    """
-
-    def __init__(
-        self,
-        books: AttemptBooks,
-        engine: Engine,
-        outlook: Outlook,
-        signals: SignalNotice,
-        where: Callable[[], LoopPosition],
-    ) -> None:
-        self.is_known = False
-        self._books = books
-        self._engine = engine
-        self._outlook = outlook
-        self._signals = signals
-        self._where = where
-        self._end_s: float | None = None  # monotonic time at which the machine goes
-        self._out_s = LEAVING_S  # of the time until then, for the way out
-        self._thread: threading.Thread | None = None
-        self._lock = threading.Lock()
-        self._is_claimed = False
-        self._gone = threading.Event()
-
-    def decided(self, action: Action) -> None:
-        """A drain is agreed, or there is no time for one; called once, in the answering thread."""
-        self.hasten(action.info.get("left_s"))
-        self.is_known = True
-        look = self._give_up if action.kind == "leave" else self._look_on
-        self._thread = threading.Thread(
-            target=look, args=(action,), name="outlast-leaving", daemon=True
-        )
-        self._thread.start()
-
-    def hasten(self, left_s: float | None) -> None:
-        """The machine goes in ``left_s`` seconds, if that is sooner than what was known."""
-        if left_s is not None:
-            end_s = time.monotonic() + left_s
-            if self._end_s is None or end_s < self._end_s:
-                self._end_s, self._out_s = end_s, leaving_s(left_s)
-
-    def claim(self) -> bool:
-        """Take the way out; False where the other thread has taken it."""
-        with self._lock:
-            first, self._is_claimed = not self._is_claimed, True
-            return first
-
-    def left(self) -> None:
-        """The session is over: nothing is to be looked after any more."""
-        self._gone.set()
-
-    def seconds_for_saving(self, otherwise_s: float) -> float:
-        """How long the last save may take."""
-        if self._end_s is None:
-            return otherwise_s
-        return min(max(self._end_s - self._out_s - time.monotonic(), 0.0), otherwise_s)
-
-    def seconds_for_copying(self, *, others_wait: bool = False) -> float | None:
-        """How long slower tiers may take; None for as long as they need.
-
-        Args:
-            others_wait: ranks for this one to go, and the keeper for them.
-        """
-        if others_wait and self._books.link.world_size > 1:
-            copying_s = self.seconds_for_copying()
-            return OTHERS_S if copying_s is None else min(copying_s, OTHERS_S)
-        if not self.is_known:
-            return None
-        end_s = time.monotonic() + UNKNOWN_GRACE_S if self._end_s is None else self._end_s
-        return min(max(end_s - self._out_s - time.monotonic(), 0.0), GRACE_MAX_S)
-
-    def tell_loss(self, step: int, why: str) -> None:
-        """The state of ``step`` is not committed: what stands instead, and what that costs."""
-        committed = self._engine.committed_step
-        if self._books.link.rank or committed == step:
-            return
-        text = f"step {step} could not be committed ({why}); "
-        text += f"the newest commit, step {committed}, stands" if committed else NO_COMMIT
-        lost = step - committed
-        seconds = self._outlook.seconds_of(lost)
-        about = f", about {seconds:.1f} s of training" if seconds else ""
-        say(f"{text}: {lost} step{'s'[: lost > 1]} lost{about}")
-
-    # --- the thread -----------------------------------------------------------------------------
-
-    def _look_on(self, action: Action) -> None:
-        """See that this rank leaves, one way or the other."""
-        while not self._gone.wait(LOOK_S):
-            where, left_s = self._where(), self._left_s()
-            if where.is_ending:
-                if left_s < min(EXIT_S, self._out_s / 2):
-                    self._end_it(where.step)
-                continue
-            is_there = not where.in_loop and where.step >= action.step
-            if is_there and where.step == self._engine.committed_step:
-                self._leave("")
-                return
-            if left_s < self._out_s:
-                self._give_up(action)
-                return
-
-    def _left_s(self) -> float:
-        return float("inf") if self._end_s is None else self._end_s - time.monotonic()
-
-    def _give_up(self, action: Action) -> None:
-        # What is on its way needs nothing from the training thread any more, only time.
-        self._engine.wait_for_writing(self.seconds_for_saving(0.0))
-        why = str(action.info.get("why") if action.kind == "leave" else "")
-        self._leave(why or "the step did not end in time")
-
-    def _leave(self, why: str) -> None:
-        """Have the training thread leave from where it is; end the process if it does not."""
-        if self._gone.is_set() or self._where().is_ending or not self.claim():
-            return
-        step = self._where().step
-        self._tell(step, why)
-        unwind_s = min(UNWIND_S, max(self._left_s() - EXIT_S, EXIT_S))
-        if self._signals.leave(int(Exit.DRAINED)) and self._gone.wait(unwind_s):
-            return
-        if not self._gone.is_set():
-            self._end_it(step)
-
-    def _end_it(self, step: int) -> None:
-        """The training thread does not come to an end: say goodbye for it."""
-        copying_s = self.seconds_for_copying()
-        if self.claim():  # in the middle of its own way out
-            self._tell(step, "there was no time left")
-        ending = threading.Thread(
-            target=self._abandon,
-            args=(int(Exit.DRAINED), copying_s),
-            name="outlast-abandon",
-            daemon=True,
-        )
-        ending.start()
-        ending.join((copying_s or 0.0) + BOOKS_S)
-        os._exit(int(Exit.DRAINED))
-
-    def _abandon(self, exit_code: int, copying_s: float | None) -> None:
-        """Leave without the training thread, which does not come to an end."""
-        try:
-            self._engine.line.close(clean=True, copying_s=copying_s)
-        finally:
-            self._books.close(exit_code)
-
-    def _tell(self, step: int, why: str) -> None:
-        """Say and write down how it ended; neither may hold up the way out."""
-
-        def tell() -> None:
-            with contextlib.suppress(Exception):
-                self.tell_loss(step, why)
-            self._books.drained(step, 0 < step == self._engine.committed_step)
-
-        telling = threading.Thread(target=tell, name="outlast-telling", daemon=True)
-        telling.start()
-        telling.join(BOOKS_S)
-
-
 class Footing:
     """All of a session that belongs to one attempt.
 
     Args:
         settings: the job's.
         objects: the session's.
-        signals: through which the main thread is made to leave.
-        on_decision: told of each agreed action.
-        on_written: told (step, error) of each save's end.
+        hearing: of what happens to the machine.
+        saves: those that were asked for.
+        saving: what is saved.
         where: says where the training thread is.
-        newest: gives what would be saved now.
-        snapshot: has a snapshot taken; whether that was possible.
         may_move: on rank 0, whether a drain is only those machines' that leave; told the asks.
 
     Attributes:
@@ -494,31 +275,27 @@ class Footing:
         self,
         settings: Settings,
         objects: Objects,
-        signals: SignalNotice,
+        hearing: Hearing,
+        saves: Saves,
+        saving: Saving,
         *,
-        on_decision: Callable[[Action], None],
-        on_written: Callable[[int, str], None],
         where: Callable[[], LoopPosition],
-        newest: Callable[[], BoundaryState],
-        snapshot: Callable[[Mapping[str, Any]], bool],
         may_move: Callable[[list[dict[str, Any]]], bool],
     ) -> None:
-        self._on_decision = on_decision
+        self._saves = saves
         self._may_move = may_move
         self.books = AttemptBooks(settings)
         self.link = self.books.link
-        self._outlook = Outlook(settings)
         with self.books.or_given_back():
             self.judging = LossMonitor(settings, self.link, self.books.past)
             self.books.open()
             self._beat = Beat()
-            self.snapshots = Snapshots(settings, self.books, self.judging, on_written)
+            self.snapshots = Snapshots(settings, self.books, self.judging, saves.written)
         self.engine = self.snapshots.engine
         self.sources = Sources(self.books, self.engine, self.snapshots.turns, self.judging)
-        self._step = 0
-        self._completed_s = time.monotonic()
-        self.leaving = WayOut(self.books, self.engine, self._outlook, signals, where)
-        self.ending = LoopEnding(self.snapshots, self.link, self.judging, newest, snapshot)
+        self.leaving = WayOut(self.books, self.engine, hearing.signals, saves, where)
+        self.ending = LoopEnding(self.snapshots, self.link, self.judging, saving)
+        saving.snapshots, hearing.way = self.snapshots, self.leaving
         self.streams = Streams(self.link)
         self.afresh = Afresh(objects, self.link)
         alone, engine = self.link.world_size == 1, self.engine
@@ -536,13 +313,13 @@ class Footing:
             step: completed steps.
             in_step: the next one is in progress: this rank comes to no boundary before its end.
         """
-        agreement = self.snapshots.agreement = Agreement(
+        agreement = self.snapshots.agreement = self.leaving.agreement = Agreement(
             self.link,
             step,
-            self._on_decision,
+            self.leaving.agreed,
             in_step=in_step,
             may_save=lambda: self.engine.idle,
-            may_drain=self.plan_drain,
+            may_drain=self.leaving.plan,
             may_move=self._may_move,
             on_hurry=self.snapshots.turns.hurry,
             on_deadline=self.leaving.hasten,
@@ -555,8 +332,7 @@ class Footing:
             find_there=lambda: find_standing(tiers),
         )
         agreement.start()
-        self._completed_s = time.monotonic()
-        self._step = step
+        self.leaving.completed(step)
         self.books.samples.start(step)
         self._beat.beat(step)
         self.sources.look_away()
@@ -565,8 +341,7 @@ class Footing:
         """A step is done, with this batch of this loop: beat, and about once a second sample."""
         self.judging.completed(step, *of)
         self._beat.beat(step)
-        self._step = step
-        self._completed_s = time.monotonic()
+        self.leaving.completed(step)
         self.books.samples.completed(step)
 
     def log(self, scalars: dict[str, Any]) -> None:
@@ -574,27 +349,22 @@ class Footing:
         self.judging.log(scalars)
         self.books.samples.log(scalars)
 
-    def plan_drain(self, info: dict[str, Any]) -> bool:
-        """On rank 0: whether there is time for a drain, and how, which is added to ``info``.
+    def before_optimizer(self) -> None:
+        """Weights are about to change: what a snapshot has not copied yet comes first."""
+        start_s = time.monotonic()
+        if self.engine.is_copying:
+            self.meter.saving()
+        self.engine.before_optimizer()
+        stalled_s = time.monotonic() - start_s
+        self.books.samples.stalled(stalled_s)
+        self.meter.updating(stalled_s)
 
-        What goes wrong here must not cost the drain.
-        """
-        try:
-            return self._has_time(info)
-        except Exception:
-            logger.exception("a drain could not be planned; it is tried")
-            return True
-
-    def _has_time(self, info: dict[str, Any]) -> bool:
-        agreement = self.agreement
-        in_step = agreement is not None and agreement.in_step
-        found = self._outlook.plan(
-            info.get("left_s"),
-            in_step_s=time.monotonic() - self._completed_s if in_step else None,
-            saving=not self.engine.idle,
-        )
-        info.update(info_of(found))
-        return found.choice != "keep" or self._step == self.engine.committed_step
+    def let_go(self, step: int) -> None:
+        """In another thread: the attempt is over, and nothing is to be waited for any more."""
+        if self.agreement is not None:  # else the attempt has not begun here
+            self.agreement.release()
+        self.engine.give_up()
+        self._saves.give_up(step)
 
     def stop(
         self, timeout_s: float, exit_code: int, *, clean: bool, copying_s: float | None = None
@@ -615,9 +385,10 @@ class Footing:
             self.books.close(exit_code)
             self._beat.close()
 
-    def leave(self) -> None:
+    def leave(self, step: int) -> None:
         """The attempt is over, and nothing of it is waited for."""
         self.meter.close()
         self.stop(0.0, 0, clean=False)
         self.link.let_go()
         self.leaving.left()
+        self._saves.give_up(step)

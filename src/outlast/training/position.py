@@ -211,6 +211,7 @@ class Position:
         self._put_aside: dict[str, Aside] = {}  # line → the same of this process
         self._feed_line = ""
         self._is_ended = False  # the session: what the script does behind its loop is done
+        self._has_told_of_loops = False
         self._is_counted = False  # nothing else tells which loop it is, and the script computes it
         self._acts_between: bool | None = None  # whether the script draws, or changes its objects
 
@@ -326,6 +327,26 @@ class Position:
                 )
                 self._is_counted = may_be_behind and not self._loops.is_first(site)
         self._loops.begins(site, self.loop)
+
+    def is_passed(self, step: int, rank: int) -> bool:
+        """Whether the loop that was called had ended when the checkpoint was written."""
+        if self._until is not None:
+            return step >= self._until
+        if self.loop >= self.saved_loop:
+            return False
+        if not rank and not self._has_told_of_loops:  # there may be a hundred
+            self._has_told_of_loops = True
+            around = ""
+            if self._site.counted and not self.is_in_known_epoch:
+                around = (
+                    "; the code around them is, as range() knows of no resume: "
+                    "`for epoch in session.epochs(n)` leaves finished epochs out"
+                )
+            say(
+                f"going on in loop {self.saved_loop}, at step {step}: "
+                f"the loops before it had ended and are not run again{around}"
+            )
+        return True
 
     def open(
         self,

@@ -38,12 +38,13 @@ from outlast.attempt.link import Link
 from outlast.attempt.over import LINE_VARIABLE
 from outlast.checkpoint.catalog import find_saves, standing
 from outlast.checkpoint.manifest import FULL, Place, SaveName, as_places, named, part_file
+from outlast.checkpoint.mend import Repaired
 from outlast.checkpoint.reader import (
     Checkpoint,
     ignore,
     open_checkpoint,
 )
-from outlast.checkpoint.transfer import Repaired, in_words, read_manifest
+from outlast.checkpoint.transfer import in_words, read_manifest
 from outlast.data.trail import Others
 from outlast.errors import CheckpointInvalid, ResumeRefused, StateMismatch, StorageError
 from outlast.inprocess import handover

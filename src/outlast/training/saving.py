@@ -25,14 +25,14 @@ from typing import Any, Final
 import msgspec
 
 from outlast.attempt import trackers
-from outlast.attempt.link import Agreement
+from outlast.attempt.link import Agreement, Link
 from outlast.attempt.over import over
 from outlast.checkpoint.manifest import FULL
 from outlast.checkpoint.plan import OWN
 from outlast.config import Settings
 from outlast.data import random_state
 from outlast.errors import ConfigError, OutlastError, StorageError
-from outlast.ledger.narrator import say
+from outlast.ledger.narrator import one_line_errors, say
 from outlast.policy.cadence import Change
 from outlast.script.gradients import KEY as GRADIENTS
 from outlast.script.gradients import ScriptGradients
@@ -41,7 +41,7 @@ from outlast.script.objects import BoundaryState, Objects, States, StepsHeard
 from outlast.training.anomalies import LossMonitor
 from outlast.training.books import AttemptBooks
 from outlast.training.engine import Engine, Written
-from outlast.training.position import Position
+from outlast.training.position import Position, Streams
 from outlast.training.turns import Turns
 
 COMMIT_TIMEOUT_S: Final = 1800.0
@@ -207,6 +207,7 @@ class Snapshots:
         states: makes what is saved.
         unsaved: what people hear of saves that fail.
         agreement: with the other ranks, once it is there.
+        is_prepared: whether all is ready for the first save.
     """
 
     def __init__(
@@ -217,6 +218,7 @@ class Snapshots:
         on_written: Callable[[int, str], None],
     ) -> None:
         self.agreement: Agreement | None = None
+        self.is_prepared = False
         self._settings = settings
         self._books = books
         self._link = books.link
@@ -385,6 +387,32 @@ class Saving:
         own["settings"] = self._hyper.state()
         return {**own, "origins": self.origins} if self.origins else own
 
+    def take_over(
+        self,
+        own_of: Callable[[int], Mapping[str, Any]],
+        saved_by: int,
+        link: Link,
+        streams: Streams,
+    ) -> int:
+        """Go on from what workers had alone, each as ``own`` gave it; returns the step.
+
+        Args:
+            own_of: rank → its own state.
+            saved_by: how many workers saved.
+            link: the workers of now.
+            streams: this one's random numbers.
+        """
+        own, bits = own_of(link.rank % saved_by), self._objects.bits
+        self.origins = own.get("origins", [])
+        for line in self._hyper.resumed(own.get("settings")):
+            if link.rank == 0:
+                say(line)
+        streams.resumed(own["random"], saved_by, any_size=bits.any_size)
+        bits.tell_of_resume(own.get("bits", ()), link.rank, saved_by, link.world_size)
+        self._gradients.resumed(own, saved_by, link.world_size, link.rank)
+        self._position.take_over(own_of, saved_by, link)
+        return int(own["step"])
+
     def prepare(self, step: int, *, may_fail: bool) -> None:
         """After an attempt's first step the state is what it will be: make ready for saving.
 
@@ -395,15 +423,19 @@ class Saving:
         Raises:
             ConfigError: it cannot be saved. Not after hours: the job has trained one step so far.
         """
-        try:
-            state = self.state(step)
-            if self._gradients.come_and_go:
-                state[OWN].pop(GRADIENTS, None)
-            self.snapshots.prepare(step, self._objects.stateful, state)
-        except ConfigError as error:  # said again, and counted, when it is to be saved
-            if not may_fail:
-                raise
-            say(f"step {step} could not be saved: {error}")
+        if self.snapshots.is_prepared:
+            return
+        self.snapshots.is_prepared = True
+        with one_line_errors():
+            try:
+                state = self.state(step)
+                if self._gradients.come_and_go:
+                    state[OWN].pop(GRADIENTS, None)
+                self.snapshots.prepare(step, self._objects.stateful, state)
+            except ConfigError as error:  # said again, and counted, when it is to be saved
+                if not may_fail:
+                    raise
+                say(f"step {step} could not be saved: {error}")
 
     def take(self, step: int, info: Mapping[str, Any]) -> bool:
         """Capture the state and hand it to the engine; whether that was possible.

@@ -21,8 +21,9 @@ import contextlib
 import functools
 import sys
 import threading
-import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from os import PathLike
+from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, Never, Self, TypeVar
 
@@ -37,22 +38,21 @@ from outlast.checkpoint.plan import OWN
 from outlast.checkpoint.tree import flatten
 from outlast.data import random_state, shield
 from outlast.errors import ConfigError, Exit, Leave, NotInProcess, OutlastError, exit_code_of
+from outlast.health import pulse
 from outlast.inprocess import handover
 from outlast.inprocess.survivor import open_survivor
 from outlast.ledger.narrator import one_line_errors, say
-from outlast.notice import Notice
-from outlast.notice.desk import PlatformDesk, answer_to, request_of
-from outlast.notice.platform import Chosen
-from outlast.notice.signals import SignalNotice, signal_notice
+from outlast.notice.desk import checked
 from outlast.script import excepthook
 from outlast.script.callsite import Entry, Site, entry_of, site_of
 from outlast.script.gradients import ScriptGradients
 from outlast.script.hyper import Hyperparameters
 from outlast.script.initial import Initial
-from outlast.script.objects import Objects, StepsHeard, hook
+from outlast.script.objects import Objects, StepsHeard, hook, refuse_misspelt, refuse_unnamed
 from outlast.script.unnamed import Transient, Unnamed
 from outlast.training.afresh import held, read
-from outlast.training.footing import OTHERS_S, Footing, LoopPosition
+from outlast.training.footing import Footing
+from outlast.training.leaving import OTHERS_S, Hearing, LoopPosition
 from outlast.training.passage import FROM_NOTHING, Home, Passage
 from outlast.training.position import Position, refuse_call, refuse_loop
 from outlast.training.saving import COMMIT_TIMEOUT_S, PendingSave, Saves, Saving
@@ -95,19 +95,16 @@ class Session:
         self._keep_new = keep_new
         self._hyper: Hyperparameters
         self._saves = Saves()
-        self._signals = SignalNotice(self._on_signal, patient=self._is_patient)
-        self._desk = PlatformDesk(settings, self._on_notice, self._on_platform)
+        self._hearing = Hearing(settings)
         self._cover = shield.Cover()  # for loaders that the script iterates itself
         self._on: Footing
         self._position = Position()
         self._entry = Entry()
         self._passage: Passage | None = None  # where the agent has this process live on
-        self._in_loop = self._is_over = self._is_prepared = self._is_draining = False
+        self._in_loop = self._is_over = self._is_draining = False
         self._has_parted = False  # its machine leaves, and the others go on
-        self._told_of_loops = False
         self._thread = threading.get_ident()
         self._hook: Any = None
-        self._heard: Notice | None = None  # here, not from another rank
         self._at_boundary = True  # whether the state is that of ``step``, so that it may be saved
         self._has_trained = self._is_rolled_back = self._was_over_at_once = False
         self._unnamed: Unnamed
@@ -153,10 +150,9 @@ class Session:
             self._transient.open()
         if self._passage is not None:
             self._passage.begin(self._on)
-        self._signals.install()
+        self._hearing.signals.install()
         self._cover.open()
-        if self._on.books.listens:
-            self._desk.open()
+        self._hearing.open()
         return self
 
     def _come_in(self) -> bool:
@@ -182,17 +178,12 @@ class Session:
 
     def _open_attempt(self) -> Footing:
         self._on = Footing(
-            *(self._settings, self._objects, self._signals),
-            on_decision=self._on_decision,
-            on_written=self._saves.written,
+            *(self._settings, self._objects, self._hearing, self._saves, self._saving),
             where=lambda: LoopPosition(
                 self.step, self._in_loop, self._is_draining or self._is_over
             ),
-            newest=lambda: self._saving.newest(self.step),
-            snapshot=lambda info: self._saving.take(self.step, info),
             may_move=self._may_move,
         )
-        self._saving.snapshots = self._on.snapshots
         return self._on
 
     def _resume(self) -> None:
@@ -216,16 +207,9 @@ class Session:
             remarks = self._objects.apply(loaded)
             own_of, saved_by = functools.partial(loaded.state, OWN), loaded.manifest.world_size
             again = read(self._objects, self._on.sources, loaded.save)
-        link, bits = self._on.link, self._objects.bits
         self._tell(remarks)
-        own = own_of(link.rank % saved_by)
-        self.step, self.resumed = own["step"], True
-        self._saving.origins = own.get("origins", [])
-        self._tell(self._hyper.resumed(own.get("settings")))
-        self._on.streams.resumed(own["random"], saved_by, any_size=bits.any_size)
-        bits.tell_of_resume(own.get("bits", ()), link.rank, saved_by, link.world_size)
-        self._gradients.resumed(own, saved_by, link.world_size, link.rank)
-        self._position.take_over(own_of, saved_by, link)
+        self.step = self._saving.take_over(own_of, saved_by, self._on.link, self._on.streams)
+        self.resumed = True
         others_go_on = regained is not None or self._on.sources.others_live
         if self._passage is not None:
             self._passage.met(self._on, own_of, saved_by)
@@ -279,7 +263,7 @@ class Session:
             code, clean = int(failure.exit_code), False
             raise
         finally:
-            self._signals.remove()  # not before: a signal would be the end of the last save
+            self._hearing.signals.remove()  # not before: a signal would be the end of the last save
             self._hook.remove()
             self._gradients.close()
             self._unnamed.close()
@@ -297,12 +281,11 @@ class Session:
             finally:
                 self._on.leaving.left()
                 self._saves.give_up(self.step)
-                if self._on.books.listens:
-                    self._desk.close()
+                self._hearing.close()
         if code != Exit.DRAINED:
             return
-        if self._heard is not None and self._on.engine.committed_step == self.step:
-            self._desk.acknowledge(self._heard)
+        if self._on.engine.committed_step == self.step:
+            self._hearing.acknowledge()
         if isinstance(error, Exception):
             self._on.leaving.tell_loss(self.step, f"{type(error).__name__} came first")
             raise Leave(code) from error
@@ -390,7 +373,7 @@ class Session:
         self._position.called(site, self.step, until)
         devices.settle(self._objects.stateful.values())  # they may have been brought there since
         limits = {"epochs": epochs, "one_pass": until is None and epochs is None}
-        if self._was_over(until, site):
+        if self._position.is_passed(self.step, self._on.link.rank):
             self._was_over_at_once = True
             if self._passage is not None and self._position.saved_loop <= self._position.loop:
                 self._passage.way.arrived()
@@ -495,8 +478,8 @@ class Session:
             newest=lambda: self._saving.newest(self.step),
             own=lambda: self._saving.own(self.step, self._position.reached()),
             own_end=lambda step: self._saving.own(step, self._position.ahead()),
-            let_go=self._let_go,
-            leave=self._leave_attempt,
+            let_go=lambda: self._on.let_go(self.step),
+            leave=lambda: self._on.leave(self.step),
             enter=self._open_attempt,
             resumed=self._resumed,
             arrive=self._arrive,
@@ -531,8 +514,7 @@ class Session:
             try:
                 self._complete()
                 self._keep()
-                if not self._is_prepared:
-                    self._prepare()
+                self._saving.prepare(self.step, may_fail=self.resumed)
             except Exception as error:
                 if not over.explains(error):
                     raise
@@ -546,11 +528,6 @@ class Session:
         self._passage.cross(self._on, self.step)
         self._on.meter.open(self._objects.stateful.values())
         return self._passage.is_in_hand
-
-    def _leave_attempt(self) -> None:
-        self._on.leave()
-        self._saves.give_up(self.step)
-        self._is_prepared = False
 
     def _resumed(self, own: Mapping[str, Any], saved_by: int) -> None:
         link = self._on.link
@@ -599,27 +576,6 @@ class Session:
         # What ends a generator that the session is in, or whoever asks ``steps`` for its next.
         return isinstance(error, SystemExit | GeneratorExit | StopIteration)
 
-    def _was_over(self, until: int | None, site: Site) -> bool:
-        """Whether this loop had ended when the checkpoint that was resumed from was written."""
-        if until is not None:
-            return self.step >= until
-        loop, saved_loop = self._position.loop, self._position.saved_loop
-        if loop >= saved_loop:
-            return False
-        if self._on.link.rank == 0 and not self._told_of_loops:  # there may be a hundred
-            self._told_of_loops = True
-            around = ""
-            if site.counted and not self._position.is_in_known_epoch:
-                around = (
-                    "; the code around them is, as range() knows of no resume: "
-                    "`for epoch in session.epochs(n)` leaves finished epochs out"
-                )
-            say(
-                f"going on in loop {saved_loop}, at step {self.step}: "
-                f"the loops before it had ended and are not run again{around}"
-            )
-        return True
-
     def _open(self, loader: Iterable[Any], **limits: Any) -> None:
         passage = self._passage
         with passage.opens_loop() if passage is not None else contextlib.nullcontext():
@@ -663,7 +619,7 @@ class Session:
         drain = next((action for action in actions if action.kind == "drain"), None)
         move = next((action for action in actions if action.kind == "move"), None)
         if drain is not None:
-            self._drain(drain)
+            raise self._drained(drain)
         saves = [action for action in actions if action.kind == "save"]
         if saves:
             self._saving.take(self.step, saves[0].info)
@@ -675,14 +631,14 @@ class Session:
         on, passage = self._on, self._passage
         on.engine.wait_for_copies(COPIED_S)  # a save in flight needs no worker from here on
         word = handover.UNHELD if passage is None else passage.word(self.step)
-        agreed = handover.meet(on.link, word, lambda: self._agreement.drains, on.plan_drain)
+        agreed = handover.meet(on.link, word, lambda: self._agreement.drains, on.leaving.plan)
         info = agreed.info or action.info
         if agreed.drains:
             if on.link.rank == 0 and agreed.info and agreed.why_not:
                 say(f"{handover.ALL_END}: {agreed.why_not}")
             drain = Action(kind="drain", step=self.step, info=info)
             on.leaving.decided(drain)
-            self._drain(drain)
+            raise self._drained(drain)
         if agreed.leavers:
             on.books.drain_agreed(self.step, info, agreed.leavers)
         assert passage is not None  # noqa: S101 - it has said that it can go on
@@ -690,7 +646,7 @@ class Session:
             self._is_draining = self._has_parted = True
             on.leaving.decided(Action(kind="drain", step=self.step, info=info))
             passage.leave(on.link, agreed, on.leaving.seconds_for_saving(OTHERS_S))
-            self._signals.deafen()
+            self._hearing.signals.deafen()
             raise Leave(int(Exit.DRAINED))
         passage.move(on.link, agreed)
 
@@ -705,28 +661,12 @@ class Session:
         assert agreement is not None  # noqa: S101 - there from the session's beginning
         return agreement
 
-    def _prepare(self) -> None:
-        """After this attempt's first step the state is what it will be: make ready for saving.
-
-        Raises:
-            ConfigError: it cannot be saved.
-        """
-        self._is_prepared = True
-        with one_line_errors():
-            self._saving.prepare(self.step, may_fail=self.resumed)
-
     def _before_optimizer(self, optimizer: Optimizer) -> None:
         if self._in_loop and not self._at_boundary:
             self._saving.optimizers.stepped(self.step + 1)
         if over.is_void:  # it changes nothing
             return
-        start_s = time.monotonic()
-        if self._on.engine.is_copying:
-            self._on.meter.saving()
-        self._on.engine.before_optimizer()
-        stalled_s = time.monotonic() - start_s
-        self._on.books.samples.stalled(stalled_s)
-        self._on.meter.updating(stalled_s)
+        self._on.before_optimizer()
         if self._passage is not None and self._in_loop:
             self._passage.before_optimizer(optimizer)
 
@@ -748,42 +688,15 @@ class Session:
             self._passage.keep(self.step)
         self._position.forget_ahead()
 
-    def _let_go(self) -> None:
-        """In another thread: the attempt is over, and nothing is to be waited for any more."""
-        if self._on.agreement is not None:  # else the attempt has not begun here
-            self._on.agreement.release()
-        self._on.engine.give_up()
-        self._saves.give_up(self.step)
-
     def _roll_back(self, info: Mapping[str, Any]) -> None:
         """Leave without saving; all ranks do, and the next attempt goes on from before."""
         self._is_rolled_back = True
         unknown = str(info.get("unknown", ""))
         raise Leave(self._on.books.code_of_rollback(stops=bool(info["stops"]), unknown=unknown))
 
-    def _drain(self, action: Action) -> None:
-        """Commit this step and leave; the other ranks do the same."""
+    def _drained(self, drain: Action) -> BaseException:
         self._is_draining = True
-        if not self._on.leaving.claim():
-            raise Leave(int(Exit.DRAINED))  # it was just given up
-        self._on.books.drain_agreed(self.step, action.info)
-        self._on.snapshots.unsaved.is_ending = True
-        left_s = self._on.leaving.seconds_for_saving(COMMIT_TIMEOUT_S)
-        written = None
-        if action.info.get("choice") != "keep":
-            tiers = action.info.get("tiers")
-            written = self._saving.commit(self.step, "drain", left_s, tiers=tiers)
-        committed = self._on.engine.committed_step
-        self._on.books.drained(self.step, committed == self.step)
-        if action.info.get("interrupt"):
-            raise self._interrupted(committed == self.step)
-        self._signals.deafen()
-        if committed != self.step:
-            why = written.error if written and written.error else "there was no time left"
-            self._on.leaving.tell_loss(self.step, why)
-            if written is not None and written.error:
-                raise Leave(int(Exit.STORAGE))
-        raise Leave(int(Exit.DRAINED))
+        return self._on.leaving.drain(drain, self.step, self._saving)
 
     def _commit_end(self, error: BaseException | None, *, ended: bool, is_excused: bool) -> None:
         """See that the end is committed, or tell the other ranks why this one does not."""
@@ -801,46 +714,56 @@ class Session:
                 self._position.end()
                 self._saving.commit_end(self.step)
 
-    def _is_patient(self) -> bool:
-        """Whether Ctrl-C waits for the step's end: in the loop, where no agent sees to it."""
-        return self._in_loop and not self._on.books.under_agent
 
-    def _interrupted(self, is_committed: bool) -> KeyboardInterrupt:
-        if is_committed and self._on.link.rank == 0:
-            say(f"stopped after step {self.step}, which is committed; the same command goes on")
-        elif not is_committed:
-            self._on.leaving.tell_loss(self.step, "the save failed")
-        return excepthook.quietly(KeyboardInterrupt())
+def session(
+    *unnamed: Never,
+    dir: str | Path | None = None,  # noqa: A002 - the word of outlast.toml and of --dir
+    every: str | int | None = None,
+    keep: int | None = None,
+    resume: bool | None = None,
+    init_from: str | PathLike[str] | Mapping[str, str | PathLike[str]] | None = None,
+    init_except: str | Sequence[str] = (),
+    keep_new: str | Sequence[str] = (),
+    **named: Any,
+) -> Session:
+    """Open a session for a training loop.
 
-    def _on_signal(self, name: str) -> None:
-        if name == "SIGINT":
-            if self._on.link.rank == 0:
-                say("Ctrl-C: stopping once this step is complete and saved; again to stop at once")
-            self._agreement.request(
-                "drain", not_before=0, reason="Ctrl-C", left_s=None, interrupt=True
-            )
-            return
-        self._on_notice(signal_notice(name, self._desk.grace_s()))
+    Args:
+        dir: the job's directory; by default as set by OUTLAST_DIR or outlast.toml.
+        every: how often to save: "auto", "200 steps", 200, "5 min".
+        keep: how many committed checkpoints to keep.
+        resume: True to go on with the job in that directory although it was begun with another
+            script or other arguments, which are refused otherwise. The same command needs no word.
+        init_from: where a job without a checkpoint of its own takes its models' weights from: a
+            job's directory (``runs/a``, or ``runs/a@1200`` for that step), one checkpoint's, a
+            file of torch.save, safetensors (a file, or a directory with an index), or a DCP
+            directory. As a mapping, which objects take their state, and from where:
+            ``{"model": "runs/a", "optimizer": "runs/a"}``.
+        init_except: names in the models that stay as the script has made them; patterns, or
+            beginnings up to a dot (``"head"``).
+        keep_new: hyperparameters, as in ``"optimizer.lr"``, of which a resume takes the script's
+            value and not the checkpoint's.
+        *unnamed: refused, with how it is written: objects are given by name.
+        **named: what to save: anything with state_dict and load_state_dict. The names are the
+            checkpoint's keys. A loader may be among them. Random-number states, the step and the
+            position in the data are kept without being named.
 
-    def _on_notice(self, notice: Notice) -> None:
-        info = request_of(notice, self._settings)
-        if not notice.early:
-            self._heard = notice
-            self._agreement.request("drain", not_before=0, **info)
-        elif answer_to(notice, self._settings) != "ignore":
-            self._agreement.hurry(**info)
-        self._on.books.notice(notice)  # not before: its disk may be slow
+    Returns:
+        A session, to be used as a context manager.
 
-    def _on_platform(self, chosen: Chosen) -> None:
-        if self._on.link.rank == 0 and chosen.watchers:
-            say(chosen.reason)
-        self._on.books.grace_check.found(chosen)
-
-    def _on_decision(self, action: Action) -> None:
-        if action.kind in ("drain", "leave"):
-            self._on.leaving.decided(action)
-        if action.kind in ("leave", "rollback", "move"):
-            return
-        self._saves.decided(action.step)
-        if action.step and action.step == self._on.engine.committed_step:
-            self._saves.written(action.step, "")  # asked for when it was committed already
+    Raises:
+        ConfigError: a setting that cannot be used, or nothing to save.
+    """
+    arguments = {
+        "dir": dir,
+        "resume": resume,
+        "checkpoint.every": every,
+        "checkpoint.keep": keep,
+    }
+    with one_line_errors():
+        refuse_unnamed(unnamed)
+        refuse_misspelt(named)
+        objects = Objects(named)
+        initial = Initial(objects, init_from, init_except)
+        pulse.watch_model(objects.model)
+        return Session(checked(config.load(arguments)), objects, initial, keep_new)

@@ -34,10 +34,10 @@ JOB = "lean"
 # One writer, so that the order of its calls is always the same; spares of any size.
 START = """
 import sys
-from outlast.keeper import persist, server
+from outlast.keeper import flight, server
 from outlast.storage import directory
 directory.MIN_BYTES = 1
-persist.Pool.__init__.__defaults__ = ({writers},)
+flight.Pool.__init__.__defaults__ = ({writers},)
 server.main()
 """
 

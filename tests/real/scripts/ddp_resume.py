@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from outlast.script.objects import Bits
+from outlast.reduce.same_bits import Bits
 from same_bits import Texts, Transformer
 
 STEPS, MIDDLE = 10, 5

@@ -3,8 +3,7 @@
 import pytest
 import torch
 
-from outlast.checkpoint.boundary import Remembered
-from outlast.checkpoint.capture import Capture
+from outlast.checkpoint.capture import Capture, Remembered
 from outlast.checkpoint.plan import Share, make, structure
 
 

@@ -9,7 +9,8 @@ import torch
 from unit_fakes import bits
 
 from outlast.checkpoint import capture as room
-from outlast.checkpoint.capture import Capture, Copiers, digest_of, in_words, sums_of
+from outlast.checkpoint.capture import Capture, Copiers, digest_of
+from outlast.checkpoint.devices import in_words, sums_of
 from outlast.checkpoint.manifest import BLOCK_BYTES
 from outlast.checkpoint.plan import Share, make, structure
 from outlast.checkpoint.tensors import NAMES

@@ -24,11 +24,11 @@ from unit_checkpoints import write
 from unit_fakes import bits, stand_in_for_graphs
 
 import thorough
-from outlast.checkpoint import boundary, capture, plan
-from outlast.checkpoint.capture import Capture, Copiers
+from outlast.checkpoint import capture, plan, writers
+from outlast.checkpoint.capture import Capture, Copiers, held_by_others
 from outlast.checkpoint.plan import Share, make, structure
 from outlast.checkpoint.reader import open_checkpoint
-from outlast.checkpoint.tensors import as_bytes
+from outlast.checkpoint.tensors import array_of, as_bytes
 from outlast.script.objects import Objects
 from outlast.storage import Directory
 
@@ -56,10 +56,10 @@ def _small_blocks(monkeypatch):
 def _graphs(monkeypatch):
     """A CUDA graph, as far as a machine without a GPU has one: replayed, it writes by address."""
     stand_in_for_graphs(monkeypatch, lambda write: write())
-    for known in (boundary._originals, boundary._patched):
+    for known in (writers._originals, writers._patched):
         known.cache_clear()
     yield
-    for known in (boundary._originals, boundary._patched):
+    for known in (writers._originals, writers._patched):
         known.cache_clear()
 
 
@@ -509,9 +509,9 @@ def test_what_was_loaded_or_hashed_is_nobody_elses(tmp_path):
     tensors = dict(model.named_parameters())
     for tensor in tensors.values():
         raw = as_bytes(tensor)
-        assert boundary.array_of(raw).tobytes() == bits(tensor.clone())
-        assert (boundary.array_of(tensor.detach().view(torch.int32)) == 0).sum() == 0
+        assert array_of(raw).tobytes() == bits(tensor.clone())
+        assert (array_of(tensor.detach().view(torch.int32)) == 0).sum() == 0
         del raw
-    assert boundary.held_by_others(tensors, tensors) == set()
+    assert held_by_others(tensors, tensors) == set()
     tensors["weight"].detach().numpy()
-    assert boundary.held_by_others(tensors, tensors) == {"weight"}
+    assert held_by_others(tensors, tensors) == {"weight"}

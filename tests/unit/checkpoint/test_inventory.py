@@ -8,18 +8,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 from unit_layouts import ROW, Job, laid_out, layouts
 
-from outlast.checkpoint.inventory import Coverage, Inventory, check_parts, covers, num_bytes
+from outlast.checkpoint.chunks import Coverage, check_parts, covers
 from outlast.checkpoint.manifest import (
     Contents,
     decode_part,
     encode_part,
     make_part,
+    num_bytes,
     part_entry,
     part_file,
     shard_file,
     state_file,
 )
 from outlast.checkpoint.spreads import WHOLE, overlap, pieces_of, spread_over
+from outlast.checkpoint.transfer import Inventory
 from outlast.errors import CheckpointInvalid
 from thorough import examples
 

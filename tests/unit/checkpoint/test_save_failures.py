@@ -343,7 +343,7 @@ def test_a_rank_without_a_snapshot_tells_why(tmp_path, machines, who):
 
 @pytest.fixture(name="_short")
 def _short_timeouts(monkeypatch):
-    limits = files_room.SaveLimits(gone_s=0.1, absent_s=0.1, stall_s=0.2, late_s=0.3)
+    limits = shared_saves.SaveLimits(gone_s=0.1, absent_s=0.1, stall_s=0.2, late_s=0.3)
     monkeypatch.setattr(shared_saves.SaveLeader, "limits", limits)
     monkeypatch.setattr(shared_saves, "LOOK_S", 0.05)
 

@@ -10,8 +10,9 @@ import torch
 
 import thorough
 from fake_cuda import Cuda
-from outlast.checkpoint import boundary, capture, devices
-from outlast.checkpoint.capture import Capture, Copiers, CudaCopies, in_words, sums_of
+from outlast.checkpoint import devices, writers
+from outlast.checkpoint.capture import Capture, Copiers
+from outlast.checkpoint.devices import CudaCopies, in_words, sums_of
 from outlast.checkpoint.plan import Share, make, structure
 from outlast.checkpoint.tensors import NAMES
 
@@ -20,7 +21,7 @@ from outlast.checkpoint.tensors import NAMES
 def cuda(monkeypatch):
     made = Cuda(monkeypatch, current=3)
     devices.settle([])
-    monkeypatch.setattr(capture, "_streams", {})
+    monkeypatch.setattr(devices, "_streams", {})
     yield made
     devices._rank.devices = ()
 
@@ -173,13 +174,13 @@ class Held:
 
 def test_a_replay_is_waited_with_and_told_also_one_that_was_bound_before(graph):
     replay = graph.replay  # a script that keeps it at hand
-    leave = boundary.watch_graphs(lambda: graph.log.append("told"))
+    leave = writers.watch_graphs(lambda: graph.log.append("told"))
     held = Held(graph.log)
-    boundary.hold_back(held)
+    writers.hold_back(held)
     replay()
     assert graph.log == ["told", "helped", "waited", "replayed"]
     graph.log.clear()
-    boundary.let_go(held)
+    writers.let_go(held)
     replay()
     assert graph.log == ["told", "replayed"]
     leave()
@@ -192,10 +193,10 @@ def test_a_replay_is_waited_with_and_told_also_one_that_was_bound_before(graph):
 
 def test_no_graph_is_captured_while_a_device_copies(graph):
     held = Held(graph.log)
-    boundary.hold_back(held)
+    writers.hold_back(held)
     graph.capture_begin(capture_error_mode="global")
     assert graph.log == ["helped", "waited", "devices waited for", "capturing"]
-    boundary.let_go(held)
+    writers.let_go(held)
     graph.capture_begin()
     assert graph.log[4:] == ["capturing"]
     assert Root.capture_begin.__qualname__ == "Root.capture_begin"
@@ -243,8 +244,8 @@ def test_copiers_that_are_stopped_end_what_was_begun():
 
 @pytest.fixture
 def _small_chunks(monkeypatch):
-    monkeypatch.setattr(capture, "_CHUNK", 16)
-    monkeypatch.setattr(capture, "_drawn", {})
+    monkeypatch.setattr(devices, "_CHUNK", 16)
+    monkeypatch.setattr(devices, "_drawn", {})
 
 
 def digest(tensor):

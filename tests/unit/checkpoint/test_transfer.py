@@ -12,7 +12,7 @@ from unit_names import save_name, save_of
 
 from outlast.checkpoint import manifest, transfer
 from outlast.checkpoint.manifest import MANIFEST, NOTE, Place
-from outlast.checkpoint.transfer import Repaired, copy_file
+from outlast.checkpoint.mend import Repaired, copy_file
 from outlast.errors import CheckpointInvalid
 from outlast.storage import Directory
 from whole_reads import verify

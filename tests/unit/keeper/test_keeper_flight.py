@@ -10,7 +10,8 @@ import pytest
 from keeper_fakes import FakeKeeper, hello
 from unit_fakes import listing
 
-from outlast.keeper import flight, protocol
+from outlast import storage
+from outlast.keeper import protocol
 from outlast.keeper.flight import MAX_ASKED, GatheredParts, RankOutcome
 from outlast.storage import Directory
 
@@ -116,11 +117,11 @@ def test_whatever_does_not_fit_the_line_says_all_of_it(
     words = fields["error"].removeprefix("rank 0: ")
     start = f"No space left on device: step 5 needs {8 * world_size}(\\.[0-9]+)? MiB in "
     assert re.match(f"{start}{tmp_path}/tier, and ", words)
-    assert words.endswith(f" are free; {flight.KEEP_FEWER}")
+    assert words.endswith(f" are free; {storage.KEEP_FEWER}")
     free = room.f_bavail * 4096 + sum(
         path.stat().st_blocks * 512 for path in (tmp_path / "tier").rglob("*") if path.is_file()
     )
-    assert f", and {flight.size_of(free)} are free; " in words
+    assert f", and {storage.size_of(free)} are free; " in words
     (ended,) = workers[0].ended
     assert (ended.error, ended.by_storage) == (fields["error"], True)
 
@@ -155,7 +156,7 @@ class Fails(Directory):
 
 
 def of(error, tmp_path, sizes=(10 * MIB,)):
-    return flight.of_copy(error, Directory(tmp_path), "step-x", list(sizes), 7)
+    return storage.unwritten(error, Directory(tmp_path), "step-x", list(sizes), "step 7")
 
 
 def test_what_the_save_has_written_is_room_for_it(tmp_path, room):
@@ -192,7 +193,7 @@ def test_a_file_system_that_does_not_say_is_none_the_less_full(tmp_path, monkeyp
         raise OSError(errno.EIO, "Input/output error")
 
     monkeypatch.setattr(os, "statvfs", fail)
-    assert f"needs 10 MiB in {tmp_path}; {flight.KEEP_FEWER}" in of(full(), tmp_path)
+    assert f"needs 10 MiB in {tmp_path}; {storage.KEEP_FEWER}" in of(full(), tmp_path)
 
 
 def test_other_errors_name_the_place_and_what_to_do(tmp_path):
@@ -201,5 +202,5 @@ def test_other_errors_name_the_place_and_what_to_do(tmp_path):
     assert words.startswith(place)
     words = of(OSError(errno.EROFS, "Read-only file system", "/x/f"), tmp_path)
     assert words.startswith("OSError: [Errno 30] Read-only file system: '/x/f'; make it writable")
-    assert flight.in_words(ValueError("odd")) == "ValueError: odd"
+    assert storage.in_words(ValueError("odd")) == "ValueError: odd"
     assert listing(tmp_path) == []

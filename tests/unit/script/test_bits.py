@@ -5,7 +5,8 @@ import torch
 import torch.distributed as dist
 
 from outlast import SameBits
-from outlast.script.objects import Bits, Objects
+from outlast.reduce.same_bits import Bits
+from outlast.script.objects import Objects
 
 
 @pytest.fixture

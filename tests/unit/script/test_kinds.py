@@ -18,8 +18,8 @@ from torch.nn.parallel import DistributedDataParallel
 from unit_fakes import same
 
 from outlast.errors import ConfigError, StateMismatch
-from outlast.script import modules
 from outlast.script.objects import Objects
+from outlast.script.restore import put
 
 # torch's quantization says that another package follows it.
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -345,7 +345,7 @@ def test_elements_that_share_memory_now_and_did_not_are_refused(tmp_path):
     line = refused(tmp_path, saved, now)
     assert "model.b has several values in step 7 where its elements share memory now" in line
     with pytest.raises(StateMismatch, match=r"the elements of model\.b share memory"):
-        modules.put("model", now, saved.state_dict())
+        put("model", now, saved.state_dict())
 
 
 def test_a_layer_without_a_shape_is_refused_by_name():

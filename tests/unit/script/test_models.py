@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from outlast.script.modules import ModelState
+from outlast.script.objects import ModelState
 
 
 class Odd(nn.Module):

@@ -35,7 +35,7 @@ def test_rank_0_ends_only_when_the_others_have_heard_that_they_differ(answers):
     snapshots = types.SimpleNamespace(
         engine=types.SimpleNamespace(committed_step=3), turns=types.SimpleNamespace()
     )
-    ending = LoopEnding(snapshots, link, None, dict, lambda _: True)
+    ending = LoopEnding(snapshots, link, None, None)
     with pytest.raises(ConfigError, match=r"rank 0 at 12, rank 2 at 4"):
         ending.is_due(12, 60.0, lambda: False)
     told = link.log.index(("end/at", b"differ rank 0 at 12, rank 2 at 4"))

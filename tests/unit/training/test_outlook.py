@@ -6,8 +6,8 @@ import pytest
 
 from outlast.config import load
 from outlast.ledger.file import Ledger
-from outlast.training import turns as outlooks
-from outlast.training.turns import Outlook
+from outlast.training import leaving
+from outlast.training.leaving import Outlook
 
 
 @pytest.fixture(name="job")
@@ -20,7 +20,7 @@ def _job(tmp_path):
 
 
 def test_a_ledger_that_hangs_delays_no_answer(job, monkeypatch):
-    monkeypatch.setattr(outlooks, "LOOK_S", 0.01)
+    monkeypatch.setattr(leaving, "READ_S", 0.01)
     outlook = Outlook(job)
     let_go, polled = threading.Event(), outlook._follower.poll
 

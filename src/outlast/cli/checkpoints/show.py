@@ -16,9 +16,8 @@ import click
 import msgspec
 
 from outlast import units
-from outlast.checkpoint.inventory import Inventory
 from outlast.checkpoint.manifest import FULL, Manifest, Place, SaveName
-from outlast.checkpoint.transfer import inventory_of
+from outlast.checkpoint.transfer import Inventory, inventory_of
 from outlast.cli.checkpoints.survey import (
     DIRECTORY,
     JSON,

@@ -21,7 +21,6 @@ import msgspec
 
 from outlast import config
 from outlast.checkpoint.catalog import find_saves, made_with, stands
-from outlast.checkpoint.inventory import num_bytes
 from outlast.checkpoint.manifest import (
     ABANDONED,
     FULL,
@@ -30,6 +29,7 @@ from outlast.checkpoint.manifest import (
     Place,
     SaveName,
     decode,
+    num_bytes,
     parse,
     signed_by,
 )

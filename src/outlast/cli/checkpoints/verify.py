@@ -32,17 +32,10 @@ import msgspec
 
 from outlast import units
 from outlast.checkpoint.catalog import KnownHealth, expendable, remove_save
-from outlast.checkpoint.inventory import check_parts
+from outlast.checkpoint.chunks import check_parts
 from outlast.checkpoint.manifest import FILE_NAME, MANIFEST, PART_NAME, Manifest, SaveName
-from outlast.checkpoint.transfer import (
-    FileCopies,
-    NotMended,
-    Repaired,
-    inventory_of,
-    job_for,
-    mend_copy,
-    read,
-)
+from outlast.checkpoint.mend import NotMended, Repaired, mend_copy
+from outlast.checkpoint.transfer import FileCopies, inventory_of, job_for, read
 from outlast.cli.checkpoints.survey import (
     DIRECTORY,
     JSON,

@@ -268,7 +268,7 @@ STACK: Final = (
     "torch.optim",
     "torch.utils.data",
     "torch.utils.serialization.config",  # torch.save and torch.load
-    "outlast.training.opening",
+    "outlast.training.session",
 )
 
 

@@ -1,55 +1,41 @@
-"""Look up what a checkpoint consists of, and check that its parts cover every tensor.
+"""Find tensors in the ranks' parts, and check that together these cover every tensor.
 
-A manifest that names files and tensors itself (a job of one rank, formats 1 and 2) has all the
-answers. One that names parts is asked rank by rank: the part of the rank that the reader stands for
-first, then those that its hints lead to, and all of them only where no hint leads to what is asked.
+The part of the rank that the reader stands for is asked first, then those that its hints lead to,
+and all of them only where no hint leads to what is asked. So a rank that resumes looks at its own
+regions only. A full verification (``check_parts``) looks at all parts, one after the other, and
+finds whether together they hold every element of every tensor once. What it has seen of a tensor is
+kept as few boxes, since neighbours are joined: the pieces of a tensor that is cut evenly become one
+box, however many ranks there are.
 
-A rank that resumes looks at its own regions only. A full verification (``check_parts``) looks at
-all parts, one after the other, and finds whether together they hold every element of every tensor
-once. What it has seen of a tensor is kept as few boxes, since neighbours are joined: the pieces of
-a tensor that is cut evenly become one box, however many ranks there are.
-
-Guarantees: a part is believed only after it was compared with the manifest, and checked. The chunks
-that are named for a region cover all of it, each element once. Hints decide what is looked at first
-and nothing else.
-What can go wrong: a part is right in no place, or no part has what is asked for
-(CheckpointInvalid); a place cannot be read (OSError).
-Memory: ``_CACHED_PARTS`` parts, whatever the number of ranks.
+Guarantees: the chunks that are named for a region cover all of it, each element once. Hints decide
+what is looked at first and nothing else.
+What can go wrong: no part has what is asked for (CheckpointInvalid).
 
 Nothing here needs torch.
 """
 
 from __future__ import annotations
 
-import collections
-import contextlib
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Final, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from outlast.checkpoint.manifest import (
-    FILE_NAME,
     MANIFEST,
-    PART_NAME,
     Chunk,
     FileEntry,
-    Manifest,
     RankPart,
     TensorEntry,
-    decode_part,
     part_file,
     rank_of_own,
-    without_owner,
 )
 from outlast.checkpoint.spreads import Box, common, has_overlap, holders, overlap
 from outlast.errors import CheckpointInvalid
 
-# --- looking up -----------------------------------------------------------------------------------
+if TYPE_CHECKING:
+    from outlast.checkpoint.transfer import Inventory
 
-_CACHED_PARTS: Final = 64
-
-ReadFile = Callable[[str, FileEntry], bytes]
-"""Reads one whole file, compared with its entry; raises CheckpointInvalid or OSError."""
+# --- where regions of tensors are -----------------------------------------------------------------
 
 
 class TensorInfo(NamedTuple):
@@ -59,194 +45,13 @@ class TensorInfo(NamedTuple):
     shape: tuple[int, ...]
 
 
-class Inventory:
-    """One checkpoint's files and tensors. May be used by one thread at a time.
-
-    Args:
-        manifest: the checkpoint's.
-        read_file: reads a part.
-
-    Attributes:
-        num_parts_read: how many parts were read so far.
-    """
-
-    def __init__(self, manifest: Manifest, read_file: ReadFile) -> None:
-        self.manifest = manifest
-        self.num_parts_read = 0
-        self._read_file = read_file
-        self._parts: collections.OrderedDict[int, RankPart] = collections.OrderedDict()
-
-    # --- files --------------------------------------------------------------------------------
-
-    def part(self, rank: int) -> RankPart:
-        """The part of ``rank``, of a manifest that names parts.
-
-        Raises:
-            CheckpointInvalid, OSError: it is right in no place.
-        """
-        part = self._parts.get(rank)
-        if part is None:
-            manifest, name = self.manifest, part_file(rank)
-            data = self._read_file(name, manifest.parts[rank].file)
-            part = decode_part(data, manifest.step, rank, manifest.world_size)
-            self.num_parts_read += 1
-            self._parts[rank] = part
-            while len(self._parts) > _CACHED_PARTS:
-                self._parts.popitem(last=False)
-        self._parts.move_to_end(rank)
-        return part
-
-    def files(self, rank: int) -> dict[str, FileEntry]:
-        """The files of ``rank``, its part among them.
-
-        Raises:
-            CheckpointInvalid, OSError: its part is right in no place.
-        """
-        manifest = self.manifest
-        if manifest.parts:
-            return {part_file(rank): manifest.parts[rank].file, **self.part(rank).files}
-        return {name: entry for name, entry in manifest.files.items() if rank_of(name) == rank}
-
-    def file(self, name: str) -> FileEntry:
-        """Size and hashes of one file.
-
-        Raises:
-            CheckpointInvalid, OSError: there is none of that name, or its rank's part cannot be
-                read.
-        """
-        manifest, rank = self.manifest, rank_of(name)
-        if not manifest.parts:
-            entry = manifest.files.get(name)
-        elif rank is None or not 0 <= rank < manifest.world_size:
-            entry = None
-        elif PART_NAME.match(name):
-            entry = manifest.parts[rank].file
-        else:
-            entry = self.part(rank).files.get(name)
-        if entry is None:
-            raise CheckpointInvalid(manifest.step, f"{MANIFEST} does not name {name}")
-        return entry
-
-    def walk(self) -> Iterator[tuple[str, FileEntry]]:
-        """Every file, each rank's part before the others of that rank.
-
-        The files of a rank whose part is right in no place are left out; the part is not.
-        """
-        if not self.manifest.parts:
-            yield from sorted(self.manifest.files.items())
-            return
-        for rank, one in enumerate(self.manifest.parts):
-            yield part_file(rank), one.file
-            with contextlib.suppress(CheckpointInvalid, OSError):
-                yield from sorted(self.part(rank).files.items())
-
-    @property
-    def num_bytes(self) -> int:
-        """Size of all files together, without the manifest."""
-        return num_bytes(self.manifest)
-
-    # --- tensors ------------------------------------------------------------------------------
-
-    def tensor(self, name: str, rank: int) -> TensorInfo:
-        """What the tensor ``name`` is; ``rank`` is one that may know.
-
-        Raises:
-            KeyError: there is none.
-            CheckpointInvalid, OSError: a part that is needed is right in no place.
-        """
-        if not self.manifest.parts:
-            entry = self.manifest.tensors[name]
-            return TensorInfo(entry.dtype, entry.shape)
-        for one in self._likely(name, rank):
-            held = self.part(one).contents.tensors.get(name)
-            if held is not None:
-                return TensorInfo(held.dtype, held.shape)
-        raise KeyError(name)
-
-    def tensors(self) -> dict[str, TensorInfo]:
-        """The tensors that one rank of each structure knows; of ranks' own ones only theirs.
-
-        Raises:
-            CheckpointInvalid, OSError: a part that is needed is right in no place.
-        """
-        if not self.manifest.parts:
-            entries = self.manifest.tensors
-            return {name: TensorInfo(entry.dtype, entry.shape) for name, entry in entries.items()}
-        return {
-            name: TensorInfo(held.dtype, held.shape)
-            for rank in self.firsts()
-            for name, held in self.part(rank).contents.tensors.items()
-        }
-
-    def firsts(self) -> list[int]:
-        """The first rank of each structure: together they know every tensor that is spread."""
-        if not self.manifest.parts:
-            return list(range(self.manifest.world_size))
-        first: dict[int, int] = {}
-        for rank, part in enumerate(self.manifest.parts):
-            first.setdefault(part.structure, rank)
-        return list(first.values())
-
-    def ranks_with(self, name: str) -> Iterator[int]:
-        """All ranks, those first that are likely to hold a tensor ``name``.
-
-        A name that ends in a dot stands for all that begin with it.
-        """
-
-        def is_meant(tensor: str) -> bool:
-            return tensor == name or (name.endswith(".") and tensor.startswith(name))
-
-        likely: list[int] = []
-        if self.manifest.parts:
-            likely += [
-                rank
-                for rank in self.firsts()
-                if any(map(is_meant, map(without_owner, self.part(rank).contents.tensors)))
-            ]
-        for tensor, entry in self.manifest.tensors.items():
-            if is_meant(tensor):
-                ranks = (rank_of(chunk.file) for chunk in entry.chunks)
-                likely += sorted({rank for rank in ranks if rank is not None})
-        every = range(self.manifest.world_size)
-        yield from (rank for rank in dict.fromkeys([*likely, *every]) if rank in every)
-
-    def locate(self, wanted: Mapping[str, Sequence[Box]], rank: int) -> dict[str, TensorEntry]:
-        """Find the chunks that make up regions of tensors.
-
-        Args:
-            wanted: name → boxes in the whole tensor.
-            rank: one that may know them.
-
-        Returns:
-            For each name dtype, shape and, of its chunks, those that share something with a box.
-
-        Raises:
-            CheckpointInvalid: the chunks do not cover a box, or do so twice; or a part that is
-                needed is right in no place.
-            OSError: a part could not be read.
-        """
-        if not self.manifest.parts:
-            return {name: self._inline(name) for name in wanted}
-        searches = {name: _TensorSearch(name, boxes) for name, boxes in wanted.items()}
-        _ChunkFinder(self, searches, rank).run()
-        return {name: one.entry() for name, one in searches.items()}
-
-    def _inline(self, name: str) -> TensorEntry:
-        entry = self.manifest.tensors.get(name)
-        if entry is None:
-            raise CheckpointInvalid(
-                self.manifest.step, f"{MANIFEST} does not name the tensor {name}"
-            )
-        return entry
-
-    def _likely(self, name: str, rank: int) -> Iterator[int]:
-        """All ranks, those first whose parts may know ``name``."""
-        owner = rank_of_own(name)
-        first = [owner] if owner is not None else []
-        every = range(self.manifest.world_size)
-        for one in dict.fromkeys([*first, rank, *self.firsts(), *every]):
-            if one < self.manifest.world_size:
-                yield one
+def find_chunks(
+    inventory: Inventory, wanted: Mapping[str, Sequence[Box]], rank: int
+) -> dict[str, TensorEntry]:
+    """Find the chunks that make up regions of tensors; see ``Inventory.locate``."""
+    searches = {name: _TensorSearch(name, boxes) for name, boxes in wanted.items()}
+    _ChunkFinder(inventory, searches, rank).run()
+    return {name: one.entry() for name, one in searches.items()}
 
 
 class _TensorSearch:
@@ -386,19 +191,6 @@ def covers(chunks: Sequence[Chunk], box: Box) -> bool:
     if sum(math.prod(one[1]) for one in clipped) != math.prod(box[1]):
         return False
     return not has_overlap(clipped)
-
-
-def rank_of(name: str) -> int | None:
-    """The rank whose file ``name`` is; None if it is no rank's."""
-    match = FILE_NAME.match(name) or PART_NAME.match(name)
-    return int(match[1]) if match else None
-
-
-def num_bytes(manifest: Manifest) -> int:
-    """Size of all files of a checkpoint together, without the manifest."""
-    if manifest.parts:
-        return sum(part.size + part.num_bytes for part in manifest.parts)
-    return sum(entry.size for entry in manifest.files.values())
 
 
 # --- whether the parts cover every tensor ---------------------------------------------------------
