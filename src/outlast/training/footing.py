@@ -30,7 +30,7 @@ from typing import Any, Final
 import msgspec
 
 from outlast.attempt.beat import Beat
-from outlast.attempt.link import DECISION_TIMEOUT_S, Agreement, Link
+from outlast.attempt.link import DECISION_TIMEOUT_S, Action, Agreement, Link
 from outlast.checkpoint.catalog import find_standing
 from outlast.config import Settings
 from outlast.errors import ConfigError, StorageError
@@ -88,15 +88,18 @@ class LoopEnding:
         Returns what was decided where the loop's last losses are wrong, on all ranks.
 
         What was agreed for this step may come to a rank when its loop is over. So rank 0 says what
-        it has done, and all do the same: one that saved alone would wait for the others' parts.
+        it does, and all do the same: one that saved alone would wait for the others' parts. It says
+        so first: to give their state objects may need all ranks.
         """
+        due: list[Action] = []
         agreed = None
         self._judging.hasten()
         if self._link.rank == 0:
-            for action in agreement.last_boundary(step)[:1]:
-                self._saving.take(step, action.info)
+            due = agreement.last_boundary(step)[:1]
             agreed = agreement.saved(step)
         word = self._rank_0s_word(loop, step, agreed)
+        for action in due:
+            self._saving.take(step, action.info)
         if self._link.rank and word.agreed is not None and agreement.follow(step):
             self._saving.take(step, word.agreed)
         if word.saves_end and word.back is None:
@@ -120,7 +123,8 @@ class LoopEnding:
         link, key = self._link, f"end/{loop}/{step}"
         try:
             if link.rank == 0:
-                word = _LoopEndWord(agreed, self.may_save(step), self._judging.at_end(step))
+                saves_end = agreed is None and self.may_save(step)
+                word = _LoopEndWord(agreed, saves_end, self._judging.at_end(step))
                 link.publish(key, msgspec.json.encode(word))
                 return word
             return msgspec.json.decode(link.fetch(key, END_TIMEOUT_S), type=_LoopEndWord)

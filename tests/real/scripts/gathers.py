@@ -35,13 +35,14 @@ plain[0].register_buffer("seen", torch.zeros(()), persistent=False)
 trained = DistributedDataParallel(nn.Sequential(model, plain, other))
 optimizer = torch.optim.SGD([*model.parameters(), *plain.parameters()], 0.1)
 unnamed = torch.optim.SGD(other.parameters(), 0.1)
-batches = [torch.randn(2, 4) for _ in range(12)]
-with outlast.session(model=model, plain=plain, optimizer=optimizer, every=6) as session:
-    for batch in session.steps(batches, until=12):
-        trained(batch).square().mean().backward()
-        plain[0].seen += 1
-        for one in (optimizer, unnamed):
-            one.step()
-            one.zero_grad()
+batches = [torch.randn(2, 4) for _ in range(40)]
+with outlast.session(model=model, plain=plain, optimizer=optimizer, every=4) as session:
+    for loop in range(1, 11):
+        for batch in session.steps(batches, until=4 * loop):  # a save is due at its end
+            trained(batch).square().mean().backward()
+            plain[0].seen += 1
+            for one in (optimizer, unnamed):
+                one.step()
+                one.zero_grad()
 records.joinpath(f"done-{dist.get_rank()}").touch()
 dist.destroy_process_group()
