@@ -44,7 +44,6 @@ import gc
 import itertools
 import random
 import sys
-import sysconfig
 import types
 import warnings
 import weakref
@@ -58,6 +57,7 @@ from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from outlast.checkpoint.attributes import put_state, state_of
 from outlast.data import random_state
+from outlast.ledger.command import is_users
 
 OBJECTS_MAX: Final = 4000
 DEPTH_MAX: Final = 8
@@ -68,7 +68,6 @@ State = dict[str, Any]
 _LEAVES: Final = (str, bytes, bytearray, int, float, complex, type(None), torch.Tensor, np.ndarray)
 _BUILTIN_ITERATORS: Final = (enumerate, zip, map, filter, itertools.islice, itertools.chain)
 _LOOKED_INTO: Final = ("outlast.data.loader", "outlast.data.stream")  # they hold data sets
-_LIBRARIES: Final = tuple({sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib")})
 
 
 class Held:
@@ -233,11 +232,6 @@ def _is_of_a_library(value: Any) -> bool:
         return not is_users(value.__code__.co_filename) and value.__closure__ is None
     module = type(value).__module__
     return module.startswith("outlast.") and module not in _LOOKED_INTO
-
-
-def is_users(file: str) -> bool:
-    """Whether a source file is the script's, or of its kind: not of Python or a library."""
-    return not file.startswith(("<frozen", *_LIBRARIES))
 
 
 def _parts(value: Any) -> Iterator[tuple[str, Any]]:
