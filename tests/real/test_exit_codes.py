@@ -232,7 +232,7 @@ def failed_saves(job):
 def test_a_save_that_fails_does_not_stop_training(floor, tmp_path):
     job = Job(tmp_path / "job", 2)
     aside = job.directory / "aside"
-    ranks = floor.ranks(2, TRAIN, job.records, 60, "--pause", "0.1", env=job.env)
+    ranks = floor.ranks(2, TRAIN, job.records, 60, "--pause", "0.06", env=job.env)
     until(job.newest, "a commit")
     job.checkpoints.rename(aside)
     job.checkpoints.write_text("in the way")
