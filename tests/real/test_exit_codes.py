@@ -159,7 +159,7 @@ def test_every_signal_drains_and_the_same_command_goes_on(floor, rng, tmp_path):
     arguments = (job.records, 120, "--light", "--pause", "0.02")
     for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT, signal.SIGKILL):
         since, later = job.begun(), rng.randrange(1, 15)
-        agent = run(floor, job, *arguments, ranks=2, cold=number == signal.SIGINT)
+        agent = run(floor, job, *arguments, ranks=2)
         until(lambda since=since, later=later: job.begun() >= since + later, "steps", running=agent)
         if number == signal.SIGKILL:
             agent.kill()
