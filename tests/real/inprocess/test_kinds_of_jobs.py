@@ -25,10 +25,11 @@ def test_no_step_is_lost_and_no_bit_differs(floor, tmp_path, kind):
     # From fewer than three where some had not come to the end of a step that others had completed.
     assert len(sources) == len(DEATHS), running.text
     assert all(source.endswith("that survived") for source in sources), running.text
-    # Rank 3 has lived through all of it, and made no step twice but those that were interrupted.
+    # Rank 3 has lived through all of it, and made no step twice but those that were interrupted:
+    # fewer where it heard of a loss between two steps, as on a loaded machine.
     bodies = job.final(3)["bodies"]
     ended = [event["ended"] for event in job.events("survived")]
-    assert STEPS < bodies <= STEPS + len(DEATHS), (ended, running.text)
+    assert STEPS <= bodies <= STEPS + len(DEATHS), (ended, running.text)
     assert "Traceback" not in running.err, running.text
 
 
