@@ -21,6 +21,13 @@ def pytest_configure(config):
     config.stash[STDERR] = os.dup(sys.__stderr__.fileno())
 
 
+def pytest_ignore_collect(collection_path, config):
+    """Of the few tests that run alone, one after the other, only their files are imported."""
+    if config.option.markexpr == "alone" and collection_path.match("test_*.py"):
+        return "mark.alone" not in collection_path.read_text() or None
+    return None
+
+
 @pytest.fixture(autouse=True)
 def _stacks_of_what_hangs(request):
     """Shortly before a test is given up, what each process that it has started is doing."""

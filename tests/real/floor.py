@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import importlib
 import itertools
 import json
 import multiprocessing
@@ -187,10 +188,11 @@ class Floor:
             )
         return self._keep(process, out, err)
 
-    def warm(self, *arguments, env=None, cwd=None, enter=None):
+    def warm(self, *arguments, env=None, cwd=None, enter=None, ahead=()):
         """``python SCRIPT ARGUMENTS`` (or ``-m MODULE ARGUMENTS``), forked with torch loaded.
 
-        ``enter`` is called first, in the new process: to move it to another machine, say.
+        ``enter`` is called first, in the new process: to move it to another machine, say. The
+        modules ``ahead`` are imported in it, so that what it forks has them too.
         """
         out, err = self._files()
         process = _warm.Process(
@@ -198,7 +200,8 @@ class Floor:
             args=(
                 [str(argument) for argument in arguments],
                 self._environ(env),
-                *(str(cwd or self.directory), str(out), str(err), enter, self._starts_afresh),
+                *(str(cwd or self.directory), str(out), str(err)),
+                *(enter, ahead, self._starts_afresh),
             ),
         )
         process.start()
@@ -295,7 +298,7 @@ class Floor:
         return started
 
 
-def _run_warm(arguments, environ, cwd, out, err, enter, starts_afresh):
+def _run_warm(arguments, environ, cwd, out, err, enter, ahead, starts_afresh):
     """What a warm process does: become one that looks freshly started, and run the script."""
     # A look for garbage, or for what refers to an optimizer, would pass over all of torch's objects
     # and so copy their pages: half of the time that a short job takes.
@@ -315,6 +318,8 @@ def _run_warm(arguments, environ, cwd, out, err, enter, starts_afresh):
     sys.stdout, sys.stderr = (os.fdopen(n, "w", buffering=1, closefd=False) for n in (1, 2))
     multiprocessing.set_start_method("fork", force=True)  # Python's own default
     try:
+        for module in ahead:
+            importlib.import_module(module)
         if arguments[:2] == ["-m", "outlast"]:
             from outlast.cli import main
 

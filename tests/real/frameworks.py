@@ -14,6 +14,8 @@ from floor import Job, until
 from thorough import ALL, seed
 
 ENV = {"TRANSFORMERS_VERBOSITY": "error", "HF_HUB_OFFLINE": "1"}
+# What each worker would import for seconds; by the script.
+AHEAD = {"lightning_trainer.py": ("lightning.pytorch",), "hf_trainer.py": ("transformers.trainer",)}
 DEATHS = 10 if ALL else 3
 DEATHS_S = 40.0 * DEATHS  # each is a start of the framework, on a machine that others use
 TEST_S = 300.0 + DEATHS_S
@@ -68,7 +70,8 @@ def disturbed(floor, tmp_path, script, *arguments, steps, workers=1, env=None):
     deaths = sorted(random.Random(seed()).sample(range(1, steps - 3), DEATHS))
     dies = [part for step in deaths for part in ("--die", step)]
     command = ["run", "--nproc-per-node", workers, "--dir", job.directory, script, job.records]
-    running = floor.outlast(*command, *dies, *arguments, env=env)
+    ahead = () if ALL else AHEAD.get(script.name, ())
+    running = floor.outlast(*command, *dies, *arguments, env=env, ahead=ahead)
     marks = [job.records / f"died-{step}" for step in deaths]
     until(
         lambda: all(mark.exists() for mark in marks),
@@ -80,7 +83,7 @@ def disturbed(floor, tmp_path, script, *arguments, steps, workers=1, env=None):
     code = running.wait()
     assert code in (0, 75), running.text  # the last death may be near the end
     if code == 75:
-        again = floor.outlast(*command, *dies, *arguments, env=env)
+        again = floor.outlast(*command, *dies, *arguments, env=env, ahead=ahead)
         assert again.wait() == 0, again.text
     assert len(job.events("worker_lost")) == len(deaths), running.text
     return result(job.records)

@@ -193,7 +193,7 @@ def test_with_none_left_it_refuses_to_start(floor, rng, job, damage):
     assert not job.events("commit")[-1]["step"] < STEPS_BEFORE
 
 
-@pytest.mark.parametrize("cold", [True, False])
+@pytest.mark.parametrize("cold", some([True, False], 1))
 def test_outlast_run_refuses_too(floor, rng, job, cold):
     break_all(job, rng)
     run = floor.outlast(

@@ -15,7 +15,8 @@ from floor import TRAIN, Job, until
 pytestmark = pytest.mark.skipif(shutil.which("strace") is None, reason="strace is not installed")
 
 # 68 MB of weights and momentum: five blocks, by two writers.
-BIG = ("--light", "--width", 500_000, "--size", 8, "--every", "6 s", "--pause", "0.02")
+# A step takes a tenth of a core's second: there are few of them between two saves.
+BIG = ("--light", "--width", 500_000, "--size", 8, "--every", "6 s", "--pause", "0.3")
 DELAY_S = 0.9
 STEPS = 100_000
 
@@ -70,6 +71,8 @@ def start(floor, job, grace):
 def slow_commit(job, process):
     """A save that was slow, once it is committed; the next one is some seconds away."""
     until(lambda: job.events("commit"), "a slow save", running=process)
+    heard = job.begun() + 2  # the keeper writes it down before it tells the worker
+    until(lambda: job.begun() >= heard, "a whole step behind it", running=process)
     commit = job.events("commit")[-1]
     assert commit["durable_s"] > 2 * DELAY_S, commit
     return commit

@@ -159,7 +159,7 @@ def test_every_signal_drains_and_the_same_command_goes_on(floor, rng, tmp_path):
     arguments = (job.records, 120, "--light", "--pause", "0.02")
     for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT, signal.SIGKILL):
         since, later = job.begun(), rng.randrange(1, 15)
-        agent = run(floor, job, *arguments, ranks=2, cold=number == signal.SIGINT)
+        agent = run(floor, job, *arguments, ranks=2)
         until(lambda since=since, later=later: job.begun() >= since + later, "steps", running=agent)
         if number == signal.SIGKILL:
             agent.kill()
@@ -232,8 +232,7 @@ def failed_saves(job):
 def test_a_save_that_fails_does_not_stop_training(floor, tmp_path):
     job = Job(tmp_path / "job", 2)
     aside = job.directory / "aside"
-    arguments = (60, "--pause", "0.1")
-    ranks = floor.ranks(2, TRAIN, job.records, *arguments, env=job.env)
+    ranks = floor.ranks(2, TRAIN, job.records, 60, "--pause", "0.06", env=job.env)
     until(job.newest, "a commit")
     job.checkpoints.rename(aside)
     job.checkpoints.write_text("in the way")
@@ -242,7 +241,7 @@ def test_a_save_that_fails_does_not_stop_training(floor, tmp_path):
     aside.rename(job.checkpoints)
     assert [rank.wait() for rank in ranks] == [0, 0], ranks[0].text
     assert {event.rank for event in failed_saves(job)} == {0}  # said once, by the keeper
-    assert hashes(job) == undisturbed(floor, job, *arguments)
+    assert hashes(job) == undisturbed(floor, job, 60)
     # Those that came due while it was tried again were skipped; the rest is there.
     assert job.newest() == 60
 

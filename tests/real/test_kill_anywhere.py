@@ -13,9 +13,9 @@ from outlast.errors import CheckpointInvalid
 from thorough import ALL
 from whole_reads import verify
 
-KILLS = 50 if ALL else 20
+KILLS = 50 if ALL else 10
 KILLS_IN_SAVES_MIN = KILLS // 10
-STEPS = 2500
+STEPS = 2500 if ALL else 1000
 LIFE_S = 0.45
 
 

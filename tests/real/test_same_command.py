@@ -69,7 +69,7 @@ def test_other_arguments_are_refused_and_the_two_ways_on_work(floor, way):
         assert other.err.splitlines() == [line]
     else:
         assert "exitcode  : 2" in other.err
-    on = start(floor, way, SWEEP, "0.5", OUTLAST_RESUME="1", STEPS="8")
+    on = start(floor, FIRST.get(way, way), SWEEP, "0.5", OUTLAST_RESUME="1", STEPS="8")
     assert trained(on) == [7, 8]
     if way != "torchrun":
         anew = start(floor, way, SWEEP, "0.5", OUTLAST_DIR="other")
@@ -155,7 +155,7 @@ def test_a_finished_job_is_finished(floor, way, where):
         unset = [line for line in our_lines(again) if "the loop has not set" in line]
         assert len(unset) == bool(where)
         assert ("end of the script" in again.out) == (not where)
-    more = start(floor, way, SWEEP, "0.1", where, STEPS="8")
+    more = start(floor, FIRST.get(way, way), SWEEP, "0.1", where, STEPS="8")
     assert trained(more) == [7, 8]
     assert more.poll() == 0, more.text
     assert "end of the script" in more.out

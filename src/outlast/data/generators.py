@@ -44,12 +44,10 @@ import gc
 import itertools
 import random
 import sys
-import sysconfig
 import types
 import warnings
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from pathlib import Path
 from typing import Any, Final
 
 import msgspec
@@ -59,6 +57,7 @@ from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from outlast.checkpoint.attributes import put_state, state_of
 from outlast.data import random_state
+from outlast.ledger.command import is_users
 
 OBJECTS_MAX: Final = 4000
 DEPTH_MAX: Final = 8
@@ -69,9 +68,6 @@ State = dict[str, Any]
 _LEAVES: Final = (str, bytes, bytearray, int, float, complex, type(None), torch.Tensor, np.ndarray)
 _BUILTIN_ITERATORS: Final = (enumerate, zip, map, filter, itertools.islice, itertools.chain)
 _LOOKED_INTO: Final = ("outlast.data.loader", "outlast.data.stream")  # they hold data sets
-_PATHS: Final = {sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib")}
-_LIBRARIES: Final = (*_PATHS, str(Path(__file__).parents[1]))  # and this package, installed or not
-_INSTALLED: Final = ("/site-packages/", "/dist-packages/")  # of an environment beneath this one
 
 
 class Held:
@@ -236,12 +232,6 @@ def _is_of_a_library(value: Any) -> bool:
         return not is_users(value.__code__.co_filename) and value.__closure__ is None
     module = type(value).__module__
     return module.startswith("outlast.") and module not in _LOOKED_INTO
-
-
-def is_users(file: str) -> bool:
-    """Whether a source file is the script's, or of its kind: not of Python or a library."""
-    is_library = file.startswith(("<frozen", *_LIBRARIES))
-    return not is_library and not any(name in file for name in _INSTALLED)
 
 
 def _parts(value: Any) -> Iterator[tuple[str, Any]]:

@@ -10,6 +10,13 @@ the number of workers, Python's own options), not the script's content, since a 
 on, and not the environment. A script that was moved is the same one: a scheduler may unpack the
 code anew at each start.
 
+The command that this process was started with is known for a script (``python train.py``,
+torchrun, a console script), for a directory or zip file with a ``__main__.py``, and for the
+script's own module (``python -m train``), also where Python's profilers, its tracer or its debugger
+run the script. A notebook, ``python -c`` and an interactive session have none. Neither have other
+programs of Python's or a library's own that call the script in their way: pytest, a notebook's
+kernel and Ray's workers are given other arguments at each start.
+
 Secrets are not written down. The value of a flag that sounds like one is kept as a salted digest
 that is slow to compute (scrypt), which tells only whether it is the same.
 
@@ -27,6 +34,8 @@ import os
 import re
 import secrets
 import shlex
+import sys
+import sysconfig
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
@@ -53,6 +62,11 @@ _IN_SCRIPT: Final = (
     "OUTLAST_RESUME=1, or session(…, resume=True)"
 )
 _COMMIT: Final = b'"event":"commit"'
+_PATHS: Final = {sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib")}
+_LIBRARIES: Final = (*_PATHS, str(Path(__file__).parents[1]))  # and this package, installed or not
+_INSTALLED: Final = ("/site-packages/", "/dist-packages/")  # of an environment beneath this one
+# They stay the main module, and leave to the script the arguments that are its own.
+_RUNNERS: Final = frozenset({"cProfile", "profile", "trace"})
 
 
 class JobCommand(msgspec.Struct, frozen=True):
@@ -100,6 +114,43 @@ def program_command(name: str, arguments: Sequence[str]) -> JobCommand:
     """The command of a program that is no Python."""
     what = os.path.realpath(name) if "/" in name else name
     return JobCommand("program", what, _without_launchers(arguments))
+
+
+def own_command() -> JobCommand | None:
+    """The script of this process and its arguments; None where it has none."""
+    main = sys.modules.get("__main__")
+    file, spec = getattr(main, "__file__", None), getattr(main, "__spec__", None)
+    if spec is not None and spec.name in _RUNNERS:
+        file, spec = sys.argv[0], None
+        if not Path(file).is_file():  # a module that the runner was told to run
+            return None
+    if not isinstance(file, str) or not is_users(file):
+        return None
+    if spec is not None and spec.loader is None:  # a script that a newer profiler runs
+        spec = None
+    if spec is not None and spec.name == "__main__":  # of a directory, or of a zip file
+        return script_command(file, _arguments(str(Path(file).parent)))
+    if spec is not None:
+        return module_command(spec.name, _arguments(spec.name.removesuffix(".__main__")))
+    return script_command(file, _arguments(file))
+
+
+def _arguments(what: str) -> list[str]:
+    """What the interpreter was given behind ``what``: scripts take from ``sys.argv``.
+
+    Where it was given something else (in a child of ``multiprocessing``) ``sys.argv`` tells.
+    """
+    name = Path(what).name
+    for at, given in enumerate(sys.orig_argv[1:], 2):
+        if given == what or Path(given).name == name:
+            return sys.orig_argv[at:]
+    return sys.argv[1:]
+
+
+def is_users(file: str) -> bool:
+    """Whether a source file is the script's, or of its kind: not of Python or a library."""
+    is_library = file.startswith(("<frozen", *_LIBRARIES))
+    return not is_library and not any(name in file for name in _INSTALLED)
 
 
 def _without_launchers(arguments: Sequence[str]) -> list[str]:

@@ -54,8 +54,8 @@ from typing import Any, Final
 
 import msgspec
 
-from outlast.data.generators import is_users
 from outlast.errors import ConfigError
+from outlast.ledger.command import is_users
 
 FRAMES_MAX: Final = 8
 _STORES: Final = frozenset({"STORE_NAME", "STORE_FAST", "STORE_GLOBAL", "STORE_DEREF"})

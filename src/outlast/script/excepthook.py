@@ -41,8 +41,8 @@ from typing import Any, Final, NamedTuple, TypeVar
 import torch.distributed as dist
 
 from outlast.attempt.link import Link
-from outlast.data.generators import is_users
 from outlast.errors import OutlastError, StillToDo
+from outlast.ledger.command import is_users
 from outlast.ledger.narrator import end_with, say
 from outlast.policy.failures import reads_as_echo
 from outlast.script.loop_names import LoopNames, path_of, scope_at, tree_of

@@ -4,13 +4,6 @@ Under our agent the attempt is the agent's. A session that no agent has started 
 its own (:mod:`outlast.peer.claims`), or goes by the claim of the machines where torch's own
 launcher has formed them through our rendezvous. Then its first rank keeps the job's books too: the
 lock on the directory, the events of its beginning and end, and what people hear.
-
-The command that this process was started with is known for a script (``python train.py``,
-torchrun, a console script), for a directory or zip file with a ``__main__.py``, and for the
-script's own module (``python -m train``), also where Python's profilers, its tracer or its debugger
-run the script. A notebook, ``python -c`` and an interactive session have none. Neither have other
-programs of Python's or a library's own that call the script in their way: pytest, a notebook's
-kernel and Ray's workers are given other arguments at each start.
 """
 
 from __future__ import annotations
@@ -20,7 +13,7 @@ import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 import msgspec
 
@@ -39,10 +32,9 @@ from outlast.checkpoint.catalog import open_job
 from outlast.checkpoint.manifest import SaveName, new_nonce, parse
 from outlast.config import Settings
 from outlast.data import Feed, open_feed
-from outlast.data.generators import is_users
 from outlast.data.trail import Trail
 from outlast.errors import ConfigError, Exit, StorageError
-from outlast.ledger.command import JobCommand, module_command, script_command, settle
+from outlast.ledger.command import own_command, settle
 from outlast.ledger.file import PATIENCE_S, QueuedLedger
 from outlast.ledger.job import JobLock, enter_plan, versions
 from outlast.ledger.narrator import Narrator, one_line_errors, say
@@ -53,40 +45,6 @@ from outlast.notice.desk import GraceCheck, fields_of
 from outlast.peer.claims import FORMED_VARIABLE, Term, term_over
 from outlast.script.restore import READ_TIMEOUT_S
 from outlast.training.timing import Samples
-
-# They stay the main module, and leave to the script the arguments that are its own.
-_RUNNERS: Final = frozenset({"cProfile", "profile", "trace"})
-
-
-def own_command() -> JobCommand | None:
-    """The script of this process and its arguments; None where it has none."""
-    main = sys.modules.get("__main__")
-    file, spec = getattr(main, "__file__", None), getattr(main, "__spec__", None)
-    if spec is not None and spec.name in _RUNNERS:
-        file, spec = sys.argv[0], None
-        if not Path(file).is_file():  # a module that the runner was told to run
-            return None
-    if not isinstance(file, str) or not is_users(file):
-        return None
-    if spec is not None and spec.loader is None:  # a script that a newer profiler runs
-        spec = None
-    if spec is not None and spec.name == "__main__":  # of a directory, or of a zip file
-        return script_command(file, _arguments(str(Path(file).parent)))
-    if spec is not None:
-        return module_command(spec.name, _arguments(spec.name.removesuffix(".__main__")))
-    return script_command(file, _arguments(file))
-
-
-def _arguments(what: str) -> list[str]:
-    """What the interpreter was given behind ``what``: scripts take from ``sys.argv``.
-
-    Where it was given something else (in a child of ``multiprocessing``) ``sys.argv`` tells.
-    """
-    name = Path(what).name
-    for at, given in enumerate(sys.orig_argv[1:], 2):
-        if given == what or Path(given).name == name:
-            return sys.orig_argv[at:]
-    return sys.argv[1:]
 
 
 class Attempt(msgspec.Struct, frozen=True):

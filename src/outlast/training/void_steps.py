@@ -33,9 +33,9 @@ from typing import Any
 
 from outlast.attempt.over import over
 from outlast.data import random_state
-from outlast.data.generators import is_users
 from outlast.data.trail import Trail
 from outlast.inprocess import interrupted
+from outlast.ledger.command import is_users
 from outlast.ledger.narrator import one_line_errors, say
 from outlast.script.gradients import ScriptGradients
 from outlast.script.loop_names import Need, need_behind

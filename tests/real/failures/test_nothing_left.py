@@ -10,7 +10,7 @@ from floor import SCRIPTS, Job, until
 
 import thorough
 
-PARTS, ENDS = (10, 50) if thorough.ALL else (1, 8)  # of cold workers, and as many of warm ones
+PARTS, ENDS = (10, 50) if thorough.ALL else (1, 5)  # of cold workers, and as many of warm ones
 PATIENT = {"OUTLAST_RESTART_FAILURES": "0"}
 WARM = f"""import sys
 

@@ -25,10 +25,11 @@ def test_no_step_is_lost_and_no_bit_differs(floor, tmp_path, kind):
     # From fewer than three where some had not come to the end of a step that others had completed.
     assert len(sources) == len(DEATHS), running.text
     assert all(source.endswith("that survived") for source in sources), running.text
-    # Rank 3 has lived through all of it, and made no step twice but those that were interrupted.
+    # Rank 3 has lived through all of it, and made no step twice but those that were interrupted:
+    # fewer where it heard of a loss between two steps, as on a loaded machine.
     bodies = job.final(3)["bodies"]
     ended = [event["ended"] for event in job.events("survived")]
-    assert STEPS < bodies <= STEPS + len(DEATHS), (ended, running.text)
+    assert STEPS <= bodies <= STEPS + len(DEATHS), (ended, running.text)
     assert "Traceback" not in running.err, running.text
 
 
@@ -79,12 +80,12 @@ KINDS = ("all", "hook", "static", "several", "own")
 COMPILED = ("compiled", "compiled_inside", "compiled_step")  # which each process does: seconds
 
 
-@pytest.mark.parametrize("kind", [*some(KINDS, 2), *some(COMPILED, 1)])
+@pytest.mark.parametrize("kind", [*some(KINDS, 1), *some(COMPILED, 1)])
 def test_kinds_at_drawn_places(floor, tmp_path, rng, kind):
     """Two workers: a model that is laid out anew sums in another order, which two do not see."""
     rng.seed(f"{kind} {rng.random()}")
     places = PLACES + WORDS * (kind == "own")
-    at = (3, 13) if kind in COMPILED and not ALL else (3, 8, 13, 17)
+    at = (8,) if kind in COMPILED and not ALL else (3, 8, 13, 17)
     deaths = [f"{rng.randrange(2)}:{step}:{rng.choice(places)}" for step in at]
     print(kind, *deaths)
     job, running = run(floor, tmp_path / "job", kind, *deaths, workers=2)

@@ -12,7 +12,7 @@ from outlast.errors import Exit
 from outlast.ledger.file import read_events
 
 SCRIPT = SCRIPTS / "snapshots.py"
-STEPS = 400
+STEPS = 250
 STORED = ("commit", "tier_copied")
 TWO = (("local", 2), ("shared", 2))
 
@@ -99,10 +99,10 @@ def alone(job):
     return [one["step"] for one in job.events("snapshot") if one.get("tiers") == []]
 
 
-def start(floor, job, *, every="auto", **env):
+def start(floor, job, *, every="auto", pause=0.02, **env):
     return floor.outlast(
         *("run", "--dir", job.directory, SCRIPT, job.records, STEPS),
-        *("--every", every, "--pause", "0.02"),
+        *("--every", every, "--pause", pause),
         # A snapshot takes milliseconds, of which a loaded machine makes tens.
         env={**job.env, "OUTLAST_CHECKPOINT_OVERHEAD": "0.5", **env},
     )
@@ -116,7 +116,7 @@ def _calm():
 def undisturbed(floor, tmp_path, calm):
     if not calm:
         job = Job(tmp_path / "calm", 1)
-        assert start(floor, job).wait() == 0
+        assert start(floor, job, pause=0.0).wait() == 0
         calm["hash"] = job.final()["hash"]
     return calm["hash"]
 

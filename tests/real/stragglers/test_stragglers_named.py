@@ -13,7 +13,7 @@ from thorough import ALL
 # Cores that others use make ranks slow, and they are named for it.
 pytestmark = pytest.mark.alone
 SCRIPT = Path(__file__).parent / "pace_script.py"
-ONSET = 60
+ONSET = 40
 WITHIN = 30
 
 
@@ -21,7 +21,7 @@ WITHIN = 30
 def train(floor, tmp_path):
     """Train to the end, four workers; what the ledger says of slow ranks."""
 
-    def run(*options, steps=130, workers=4, env=None, **more):
+    def run(*options, steps=ONSET + 45, workers=4, env=None, **more):
         job = Job(tmp_path / "job", workers)
         agent = floor.outlast(
             *("run", "--nproc-per-node", workers, SCRIPT, job.records, steps, *options),
@@ -55,7 +55,7 @@ def test_a_slow_rank_is_named_and_nobody_else(train, kind, factor):
 
 
 def test_a_rank_that_recovers_is_said_to(train):
-    job, agent = train("--slow", 1, "compute", 2.0, ONSET, 110, steps=170)
+    job, agent = train("--slow", 1, "compute", 2.0, ONSET, ONSET + 40, steps=ONSET + 85)
     assert [(e.rank, e["cause"], e["over"]) for e in job.events("straggler")] == [
         (1, "compute", False),
         (1, "compute", True),
@@ -77,5 +77,7 @@ def test_other_ways_to_wait(train, way):
 
 
 def test_a_healthy_job_blames_nobody(train):
-    job, _ = train("--noise", 0.1, steps=200, env={"OUTLAST_CHECKPOINT_EVERY": "20 steps"})
+    job, _ = train(
+        "--noise", 0.1, steps=200 if ALL else 120, env={"OUTLAST_CHECKPOINT_EVERY": "20 steps"}
+    )
     assert job.events("straggler") == []

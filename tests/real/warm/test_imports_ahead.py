@@ -8,6 +8,8 @@ import psutil
 import pytest
 from floor import SCRIPTS, Job, until
 
+from thorough import some
+
 MODULES = {
     "quiet": "X = 1\n",
     "sets_a_variable": "import os\nos.environ['SET_BY_IMPORT'] = '1'\n",
@@ -105,7 +107,7 @@ def test_an_attempt_finds_them_done(afresh, tmp_path):
     assert "yaml" in json.loads((tmp_path / "2").read_text())[1]
 
 
-@pytest.mark.parametrize("where", ["beside", "elsewhere"])
+@pytest.mark.parametrize("where", some(["beside", "elsewhere"], 1))
 def test_own_modules_are_imported_by_the_worker_alone(afresh, tmp_path, where):
     (tmp_path / "own.py").write_text(
         "import os\n"

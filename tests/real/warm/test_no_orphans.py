@@ -6,6 +6,9 @@ import signal
 import psutil
 from floor import TRAIN, Job, until
 
+from outlast.launch.warm import client
+from thorough import ALL
+
 RANKS = 2
 STEPS = 60
 
@@ -84,6 +87,11 @@ def test_a_server_killed_is_replaced(floor, tmp_path):
     assert [final["hash"] for final in job.finals()] == [final["hash"] for final in calm.finals()]
 
 
+def impatient():
+    """An agent that waits for its server for seconds, and not for a minute."""
+    client.START_TIMEOUT_S = 10.0
+
+
 def test_a_server_that_does_not_move_is_replaced(floor, tmp_path):
     script = tmp_path / "stops.py"
     script.write_text(
@@ -94,7 +102,8 @@ def test_a_server_that_does_not_move_is_replaced(floor, tmp_path):
         "    os.kill(os.getpid(), signal.SIGKILL)\n"
     )
     job = Job(tmp_path / "job", RANKS)
-    run = floor.outlast("run", "--nproc-per-node", RANKS, script, env=job.env)
+    enter = None if ALL else impatient
+    run = floor.outlast("run", "--nproc-per-node", RANKS, script, env=job.env, enter=enter)
     assert run.wait() == 0, run.text
     (lost,) = job.events("worker_lost")
     assert (lost.rank, lost["signal"]) == (1, "SIGKILL")

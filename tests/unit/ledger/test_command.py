@@ -22,6 +22,7 @@ from outlast.ledger.command import (
 )
 from outlast.ledger.file import Ledger
 from outlast.ledger.job import JobLock, NoRecord, new_job, write_record
+from thorough import examples
 
 SECRET = "s3cr3t-0x5f"
 ALONE, WITH_OTHERS = (lambda: True), (lambda: False)
@@ -69,6 +70,7 @@ def refusal(settings, command, **options):
     return str(caught.value)
 
 
+@examples(50)  # a secret's digest is slow to compute
 @given(ARGUMENTS, ARGUMENTS)
 def test_the_same_is_the_same_and_another_is_refused(tmp_path_factory, first, second):
     settings = begin(tmp_path_factory.mktemp("job"))

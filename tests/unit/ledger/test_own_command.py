@@ -9,13 +9,13 @@ import types
 
 import pytest
 
-from outlast.ledger.command import script_command
+from outlast.ledger.command import own_command, script_command
 
 SCRIPT = """
 import json, sys
 ARGV = sys.argv[1:]
 sys.argv[1:] = ["taken"]  # as parsers do
-from outlast.training.books import own_command
+from outlast.ledger.command import own_command
 found = own_command()
 print(json.dumps(found and [found.kind, found.what, found.arguments]))
 """
@@ -23,7 +23,7 @@ SPAWNED = """
 import multiprocessing, sys
 def look():
     import json
-    from outlast.training.books import own_command
+    from outlast.ledger.command import own_command
     found = own_command()
     print(json.dumps([found.kind, found.what, found.arguments]))
 if __name__ == "__main__":
@@ -72,16 +72,12 @@ def test_scripts_and_modules(tmp_path, words, expected):
 
 
 def test_a_program_of_a_librarys_own_has_none():
-    from outlast.training.books import own_command
-
     assert own_command() is None  # pytest
 
 
 @pytest.mark.parametrize("runner", ["profile", "trace", "of a later Python"])
 def test_what_runs_a_script_in_its_way_counts_as_the_script(tmp_path, monkeypatch, runner):
     """As these leave the main module, ``sys.argv`` and ``sys.orig_argv``: they are slow."""
-    from outlast.training.books import own_command
-
     script = tmp_path / "train.py"
     main = types.ModuleType("__main__")
     main.__file__ = importlib.util.find_spec("trace").origin
