@@ -86,4 +86,6 @@ def disturbed(floor, tmp_path, script, *arguments, steps, workers=1, env=None):
         again = floor.outlast(*command, *dies, *arguments, env=env, ahead=ahead)
         assert again.wait() == 0, again.text
     assert len(job.events("worker_lost")) == len(deaths), running.text
+    skipped = [one["reason"] for one in job.events("save_skipped")]
+    assert not [one for one in skipped if "other tensors" in one]
     return result(job.records)

@@ -26,9 +26,9 @@ def _jobs(tmp_path_factory):
     floor = Floor(place)
     calm, before = (Job(place / name, RANKS) for name in ("calm", "before"))
     assert train(floor, calm, STEPS)[0] == [0, 0]
-    assert train(floor, before, STEPS_BEFORE)[0] == [0, 0]
-    assert before.newest() == STEPS_BEFORE
-    assert len(before.steps().committed) >= 2
+    for steps in (3, 6, STEPS_BEFORE):  # each end is committed, however slow the machine is
+        assert train(floor, before, steps)[0] == [0, 0]
+    assert before.steps().committed == [3, 6, STEPS_BEFORE]
     floor.close()
     return calm, before
 
@@ -130,7 +130,6 @@ def test_verify_looks_at_every_step(floor, rng, job, damage):
 
 def test_two_damaged_checkpoints_are_both_named(floor, rng, job, calm):
     steps = job.steps().committed
-    assert len(steps) >= 3, steps
     flip(job.path(steps[-1], FILES[2]), rng)
     truncate(job.path(steps[-2], FILES[1]), rng)
     codes, ranks = train(floor, job, STEPS)

@@ -296,8 +296,13 @@ def make(pieces: Sequence[Held], rank: int, shared: Share, order: Mapping[str, i
     )
 
 
+def is_of_one_rank(name: str) -> bool:
+    """Whether a tensor of this name always belongs to its rank."""
+    return name.startswith(f"{OWN}.")
+
+
 def _is_own(name: str, shared: Share) -> bool:
-    return name in shared.private or name.startswith(f"{OWN}.")
+    return name in shared.private or is_of_one_rank(name)
 
 
 def _contents(
@@ -438,7 +443,7 @@ def describe(held: Iterable[Held], rank: int) -> Structure:
     """The structure of ``rank``, which holds these pieces."""
     by_name: dict[str, list[Held]] = {}
     for one in held:
-        if not one[0].name.startswith(f"{OWN}."):
+        if not is_of_one_rank(one[0].name):
             by_name.setdefault(one[0].name, []).append(one)
     numbers: dict[Spread, int] = {}
     tensors = []

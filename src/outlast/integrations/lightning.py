@@ -28,6 +28,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import importlib
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -63,6 +64,7 @@ class LightningCallback(_pl.Callback):  # type: ignore[misc]
         self._stack = contextlib.ExitStack()
         self._driven: Driven | None = None
         self.session: Session | None = None
+        self.early_signal: int | None = None
         self._has_ended = False
 
     def __getstate__(self) -> dict[str, Any]:
@@ -120,6 +122,9 @@ class LightningCallback(_pl.Callback):  # type: ignore[misc]
         resume = {"resume": True} if trainer.ckpt_path else {}
         session = open_session(at_step=step, **{**resume, **self._options}, **objects)
         self.session = self._stack.enter_context(session)
+        if self.early_signal is not None:  # heard before there was anybody to act on it
+            number, self.early_signal = self.early_signal, None
+            signal.raise_signal(number)
         self._driven = Driven(session, loaders[0], LoopCounts(trainer))
         self._stack.callback(self._driven.close)
         self._driven.begin()

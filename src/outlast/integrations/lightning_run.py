@@ -123,6 +123,20 @@ class EpochLoop:
 class Signals:
     """In front of what hears signals: the session answers SIGTERM, at a boundary."""
 
+    outlast_callback: Any  # LightningCallback
+    trainer: Any
+
+    def _sigterm_notifier_fn(self, signum: int, frame: Any) -> None:
+        """Keep it for the session, and hand it on to processes that Lightning has started.
+
+        Lightning would broadcast, wherever training stands: a rank that hears it alone would hang.
+        """
+        launcher = self.trainer.strategy.launcher
+        if launcher is not None:
+            launcher.kill(signum)
+        if self.outlast_callback.session is None:
+            self.outlast_callback.early_signal = signum
+
     @property
     def received_sigterm(self) -> bool:
         """Lightning would end its loops in the midst of a step."""

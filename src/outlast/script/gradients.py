@@ -211,11 +211,6 @@ class ScriptGradients:
     # --- at a boundary --------------------------------------------------------------------------
 
     @property
-    def come_and_go(self) -> bool:
-        """Whether most saves are of boundaries that have none: of what steps it is known when."""
-        return self._by_hand is None or self._is_named
-
-    @property
     def are_unused(self) -> bool:
         """Whether some are in the making, as far as a few of them tell.
 

@@ -299,7 +299,6 @@ class Footing:
         self.sources = Sources(self.books, self.engine, self.snapshots.turns, self.judging)
         self.leaving = WayOut(self.books, self.engine, hearing.signals, saves, where)
         self.ending = LoopEnding(self.snapshots, self.link, self.judging, saving)
-        saving.snapshots, hearing.way = self.snapshots, self.leaving
         self.streams = Streams(self.link)
         self.afresh = Afresh(objects, self.link)
         alone, engine = self.link.world_size == 1, self.engine

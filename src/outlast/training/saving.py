@@ -46,6 +46,7 @@ from outlast.training.turns import Turns
 
 COMMIT_TIMEOUT_S: Final = 1800.0
 NO_COMMIT: Final = "nothing is committed yet"
+ACCUMULATED_MAX: Final = 64  # batches that the first optimizer's step is waited for
 MAX_TRIES: Final = 4  # a snapshot that is void is taken again
 
 # --- how saves end, for those who wait ------------------------------------------------------------
@@ -208,6 +209,7 @@ class Snapshots:
         unsaved: what people hear of saves that fail.
         agreement: with the other ranks, once it is there.
         is_prepared: whether all is ready for the first save.
+        num_waited: steps that it has not been made ready at yet.
     """
 
     def __init__(
@@ -218,7 +220,7 @@ class Snapshots:
         on_written: Callable[[int, str], None],
     ) -> None:
         self.agreement: Agreement | None = None
-        self.is_prepared = False
+        self.is_prepared, self.num_waited = False, 0
         self._settings = settings
         self._books = books
         self._link = books.link
@@ -416,6 +418,8 @@ class Saving:
     def prepare(self, step: int, *, may_fail: bool) -> None:
         """After an attempt's first step the state is what it will be: make ready for saving.
 
+        Where its gradients are accumulated the optimizer has no state yet: then after a later one.
+
         Args:
             step: completed steps.
             may_fail: whether the job goes on if its state cannot be saved.
@@ -423,15 +427,16 @@ class Saving:
         Raises:
             ConfigError: it cannot be saved. Not after hours: the job has trained one step so far.
         """
-        if self.snapshots.is_prepared:
+        snapshots = self.snapshots
+        if snapshots.is_prepared:
             return
-        self.snapshots.is_prepared = True
+        snapshots.num_waited += 1
+        if self._gradients.are_unused and snapshots.num_waited < ACCUMULATED_MAX:
+            return
+        snapshots.is_prepared = True
         with one_line_errors():
             try:
-                state = self.state(step)
-                if self._gradients.come_and_go:
-                    state[OWN].pop(GRADIENTS, None)
-                self.snapshots.prepare(step, self._objects.stateful, state)
+                snapshots.prepare(step, self._objects.stateful, self.state(step))
             except ConfigError as error:  # said again, and counted, when it is to be saved
                 if not may_fail:
                     raise

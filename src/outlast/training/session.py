@@ -184,6 +184,7 @@ class Session:
             ),
             may_move=self._may_move,
         )
+        self._saving.snapshots, self._hearing.way = self._on.snapshots, self._on.leaving
         return self._on
 
     def _resume(self) -> None:

@@ -31,7 +31,15 @@ import torch
 
 from outlast.attempt.link import STORE_VARIABLE, Link
 from outlast.checkpoint import devices
-from outlast.checkpoint.plan import Held, Share, Structure, World, describe, share
+from outlast.checkpoint.plan import (
+    Held,
+    Share,
+    Structure,
+    World,
+    describe,
+    is_of_one_rank,
+    share,
+)
 from outlast.config import Settings
 from outlast.errors import ConfigError
 from outlast.keeper import wire
@@ -335,6 +343,10 @@ class _Table(msgspec.Struct, frozen=True, array_like=True):
     runs: tuple[tuple[int, int], ...]  # (number of the structure, how many ranks have it)
 
 
+def _common(structure: Sequence[Held]) -> list[Held]:
+    return [one for one in structure if not is_of_one_rank(one[0].name)]
+
+
 class Sharing:
     """One rank's side of the agreement on who writes what.
 
@@ -388,8 +400,12 @@ class Sharing:
         return self._round > 0
 
     def of(self, structure: Sequence[Held], timeout_s: float) -> Share | None:
-        """This rank's share, waited for; None if ``structure`` is another than was offered."""
-        if structure is not self._offered and structure != self._offered:
+        """This rank's share, waited for; None if ``structure`` is another than was offered.
+
+        What each rank has for itself is in no agreement: it may come and go, as gradients in the
+        making do.
+        """
+        if structure is not self._offered and _common(structure) != _common(self._offered):
             return None
         with self._changed:
             self._changed.wait_for(lambda: self._share is not None or self._is_over, timeout_s)

@@ -401,6 +401,8 @@ class Sources(Nothing):
 
 
 class Snapshots(Nothing):
+    num_waited = 0
+
     def due(self, step):
         return None
 

@@ -6,8 +6,8 @@ loader's iterator and the first batch, and Outlast makes that iterator later.
 """
 
 import pytest
-from floor import SCRIPTS
-from frameworks import TEST_S, Kind, check_the_same_run
+from floor import SCRIPTS, Job
+from frameworks import ENV, TEST_S, Kind, check_the_same_run
 
 from thorough import ALL
 
@@ -25,3 +25,13 @@ USUAL = ("ddp", "validated often")
 @pytest.mark.parametrize("kind", KINDS if ALL else USUAL)
 def test_killed_and_drained_it_is_the_same_run(floor, tmp_path, kind):
     check_the_same_run(floor, tmp_path, SCRIPT, KINDS[kind])
+
+
+def test_a_notice_that_one_worker_alone_hears_ahead_of_the_loop(floor, tmp_path):
+    """Lightning would broadcast in its handler, and wait for the others for ever."""
+    job = Job(tmp_path / "job")
+    command = ("run", "--nproc-per-node", 2, "--dir", job.directory, SCRIPT, job.records, "--early")
+    first = floor.outlast(*command, env=ENV)
+    assert first.wait() == 75, first.text
+    assert floor.outlast(*command, env=ENV).wait() == 0
+    assert not job.events("worker_lost")

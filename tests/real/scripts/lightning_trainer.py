@@ -30,6 +30,7 @@ PARSER.add_argument("--alone", action="store_true", help="plain, where there is 
 PARSER.add_argument("--io", action="store_true")
 PARSER.add_argument("--from", dest="ckpt_path", help="Lightning's own checkpoint")
 PARSER.add_argument("--die", type=int, action="append", default=[])
+PARSER.add_argument("--early", action="store_true", help="SIGTERM to rank 0, ahead of the loop")
 PARSER.add_argument("arguments", nargs="*", help="of Trainer, as JSON")
 OPTIONS = PARSER.parse_intermixed_args()
 
@@ -65,6 +66,11 @@ class Net(pl.LightningModule):
 
 
 class Notes(pl.Callback):
+    def on_sanity_check_start(self, trainer, module):
+        if OPTIONS.early and trainer.is_global_zero and not (OPTIONS.records / "early").exists():
+            (OPTIONS.records / "early").touch()
+            os.kill(os.getpid(), signal.SIGTERM)
+
     def on_validation_end(self, trainer, module):
         if trainer.is_global_zero and not trainer.sanity_checking:
             kept = {key: value.item() for key, value in trainer.callback_metrics.items()}

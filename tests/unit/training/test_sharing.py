@@ -35,6 +35,8 @@ def test_one_rank_agrees_with_itself_at_once():
     assert one.of(held, 0.0) == shares_of([pieces(held)], ())[0]
     assert one.of(structure("a"), 0.0) is None
     assert one.of(structure("a", "b"), 0.0) is not None, "an equal structure is the same"
+    with_its_own = structure("a", "b", "outlast.gradients.a")
+    assert one.of(with_its_own, 0.0) is not None, "what is each rank's own comes and goes"
 
 
 @pytest.mark.parametrize("world_size", [2, 3])
