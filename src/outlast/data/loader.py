@@ -20,6 +20,7 @@ with it the training).
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
@@ -187,6 +188,19 @@ class Loader:
             draw = drawn_by_seed(size, seed, shuffle=self.shuffle)
             return DrawnOrder(draw, name="lengths", size=size)
         return None
+
+    def __len__(self) -> int:
+        """Steps of an epoch, for a schedule; rounded up, as one may reach into the next.
+
+        Raises:
+            TypeError: they follow from what draws the order.
+        """
+        if self._drawn is not None:
+            raise TypeError(
+                "how many steps an epoch has follows from what draws its order: end the loop by "
+                "until= in steps(), and give a schedule that number"
+            )
+        return math.ceil(self.size / self.global_batch)
 
     def set_worker(self, rank: int, world_size: int) -> None:
         """Say which slice of each global batch is this worker's; call before iterating.

@@ -59,6 +59,7 @@ class OutlastCheckpoints(own.CheckpointManager):  # type: ignore[misc]
     class Config(own.CheckpointManager.Config):  # type: ignore[misc]
         """torchtitan's settings, and a session's."""
 
+        enable: bool = True
         options: dict[str, Any] = field(default_factory=dict)
 
     def __init__(self, config: Any, **given: Any) -> None:

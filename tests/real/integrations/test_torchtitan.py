@@ -88,7 +88,8 @@ def test_parts_on_different_workers_are_refused_in_a_line(floor, tmp_path):
 def test_another_manager_is_refused_in_a_line():
     from torchtitan.components.checkpointer import BaseCheckpointManager
 
-    from outlast.integrations.torchtitan import checkpoints
+    from outlast.integrations.torchtitan import OutlastCheckpoints, checkpoints
 
+    assert OutlastCheckpoints.Config(options={"keep": 3}).enable
     with pytest.raises(ConfigError, match="takes the place of torchtitan's CheckpointManager"):
         checkpoints(BaseCheckpointManager.Config())

@@ -104,6 +104,12 @@ def test_twenty_changes_of_the_number_of_workers_and_of_the_batch(size, shuffle,
     assert verdict.samples == sum(whole)
 
 
+def test_how_many_steps_an_epoch_has():
+    assert [len(Loader(range(size), global_batch=4)) for size in (1, 8, 10)] == [1, 2, 3]
+    with pytest.raises(TypeError, match="until="):
+        len(Loader(range(8), global_batch=4, sampler=[3, 1]))
+
+
 def test_augmentation_differs_between_epochs():
     steps, _ = global_batches(3, 1, global_batch=23, shuffle=False)
     assert len({row[1] for step in steps for row in step}) == 3 * 23

@@ -365,10 +365,11 @@ def _listed(history: History, ids: str, newest: int) -> dict[int, list[int]]:
 
 def _sample_lines(verdict: SampleVerdict, manifest: Manifest) -> list[str]:
     counts = sorted({one.world_size for one in verdict.stretches if one.world_size})
-    workers = " or ".join(map(str, counts)) or "several"
+    several = f"{' or '.join(map(str, counts)) or 'several'} workers"
+    workers = "1 worker" if counts == [1] else several
     times = units.count(max(one.number for one in verdict.stretches), "stretch", "stretches")
     head = f"step {manifest.step:,} of job {manifest.job}: {verdict.samples:,} samples in "
-    lines = [f"{head}{units.count(verdict.steps, 'step')}, by {workers} workers in {times}"]
+    lines = [f"{head}{units.count(verdict.steps, 'step')}, by {workers} in {times}"]
     for one in verdict.left_out:
         ids = " ".join(map(str, one.ids[:SHOWN_MAX])) + (" …" if one.samples > SHOWN_MAX else "")
         lines.append(
