@@ -57,6 +57,10 @@ class LightningCallback(_pl.Callback):  # type: ignore[misc]
     Args:
         **options: as of :func:`outlast.session`: ``dir``, ``every``, ``keep``, ``resume`` and
             further objects to save.
+
+    Attributes:
+        session: once the Trainer has come to its loop.
+        early_signal: a SIGTERM that came before it.
     """
 
     def __init__(self, **options: Any) -> None:

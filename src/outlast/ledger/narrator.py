@@ -1,4 +1,4 @@
-"""Tells people what happens to the job, one line each, from the ledger alone.
+"""Tells people what happens to the job, one line each, from the ledger alone; and our own errors.
 
 A loss is told once, in two lines: what was lost and what is done about it, and how the job goes on.
 The ledger has an event of each worker, and of each machine that restarts (:class:`Telling`).

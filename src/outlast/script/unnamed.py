@@ -123,7 +123,7 @@ class Unnamed:
     def _say(self, ripe: Iterable[weakref.ref[Any]], saved: _InCheckpoints) -> None:
         named = self._objects.stateful
         lines: list[str] = []
-        for one in filter(None, (ref() for ref in ripe)):
+        for one in (one for ref in ripe if (one := ref()) is not None):
             if isinstance(one, torch.optim.Optimizer):
                 lines += self._of_optimizer(one, named, saved)
             elif isinstance(one, torch.nn.Module):
@@ -192,14 +192,21 @@ class _InCheckpoints:
         self._state = state
 
     @functools.cached_property
+    def _flat(self) -> dict[str, tuple[Any, dict[str, torch.Tensor]]]:
+        """Name → data and tensors of a state, as far as it can be saved."""
+        found = {}
+        for name, state in self._state.items():
+            with contextlib.suppress(ConfigError):
+                found[name] = flatten(state, name)
+        return found
+
+    @functools.cached_property
     def _places(self) -> set[int]:
         found: set[int] = set()
-        with contextlib.suppress(ConfigError):
-            for name, state in self._state.items():
-                tensors = flatten(state, name)[1]
-                found |= {_place(tensor) for tensor in tensors.values()}
-                names = [one.removeprefix(f"{name}.") for one in tensors]
-                found |= {_place(one) for one in _renamed(self._named.get(name), names)}
+        for name, (_, tensors) in self._flat.items():
+            found |= {_place(tensor) for tensor in tensors.values()}
+            names = [one.removeprefix(f"{name}.") for one in tensors]
+            found |= {_place(one) for one in _renamed(self._named.get(name), names)}
         return found
 
     def has(self, tensors: Iterable[torch.Tensor]) -> bool:
@@ -223,22 +230,16 @@ class _InCheckpoints:
     @property
     def _others(self) -> list[Any]:
         # A module saves its parameters and buffers, unless it has a state_dict of its own.
-        return [
-            value
-            for value in self._named.values()
-            if not isinstance(value, torch.optim.Optimizer) and not _is_plain_module(value)
-        ]
+        return [value for value in self._named.values() if _is_of_its_own_kind(value)]
 
     @functools.cached_property
     def _with_optimizers(self) -> list[Any]:
         """Named objects whose state may be an optimizer's: a scheduler refers to one only."""
         found = [v for v in self._named.values() if isinstance(v, torch.optim.Optimizer)]
-        others = self._others
-        for name, value in self._named.items():
-            if name in self._state and any(value is one for one in others):
-                data, tensors = flatten(self._state[name], name)
-                if tensors or "param_groups" in str(data):
-                    found.append(value)
+        for name, (data, tensors) in self._flat.items():
+            value = self._named.get(name)
+            if _is_of_its_own_kind(value) and (tensors or "param_groups" in str(data)):
+                found.append(value)
         return found
 
 
@@ -252,12 +253,13 @@ def _renamed(value: Any, saved: Collection[str]) -> Iterator[torch.Tensor]:
             yield from module.parameters()
 
 
-def _is_plain_module(value: Any) -> bool:
-    plain = torch.nn.Module
-    return isinstance(value, plain) and (
-        type(value).state_dict is plain.state_dict
-        and type(value).get_extra_state is plain.get_extra_state
-    )
+def _is_of_its_own_kind(value: Any) -> bool:
+    """Neither an optimizer nor a module whose state is its parameters and buffers."""
+    if not isinstance(value, torch.nn.Module):
+        return not isinstance(value, torch.optim.Optimizer)
+    kind, plain = type(value), torch.nn.Module
+    is_plain = kind.state_dict is plain.state_dict
+    return not (is_plain and kind.get_extra_state is plain.get_extra_state)
 
 
 def _inside(holders: Iterable[Any]) -> Iterator[Any]:

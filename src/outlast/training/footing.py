@@ -297,7 +297,7 @@ class Footing:
             self.snapshots = Snapshots(settings, self.books, self.judging, saves.written)
         self.engine = self.snapshots.engine
         self.sources = Sources(self.books, self.engine, self.snapshots.turns, self.judging)
-        self.leaving = WayOut(self.books, self.engine, hearing.signals, saves, where)
+        self.leaving = WayOut(self.books, self.snapshots, hearing.signals, saves, where)
         self.ending = LoopEnding(self.snapshots, self.link, self.judging, saving)
         self.streams = Streams(self.link)
         self.afresh = Afresh(objects, self.link)
@@ -316,7 +316,7 @@ class Footing:
             step: completed steps.
             in_step: the next one is in progress: this rank comes to no boundary before its end.
         """
-        agreement = self.snapshots.agreement = self.leaving.agreement = Agreement(
+        agreement = self.snapshots.agreement = Agreement(
             self.link,
             step,
             self.leaving.agreed,

@@ -26,7 +26,7 @@ import time
 from collections.abc import Callable
 from typing import Any, Final, NamedTuple
 
-from outlast.attempt.link import Action, Agreement
+from outlast.attempt.link import Action
 from outlast.config import GRACE_MAX_S, Settings
 from outlast.errors import Exit, Leave
 from outlast.ledger.events import Event
@@ -40,8 +40,7 @@ from outlast.notice.signals import SignalNotice, signal_notice
 from outlast.policy.drain import LEAVING_S, DrainPlan, leaving_s, plan
 from outlast.script import excepthook
 from outlast.training.books import AttemptBooks
-from outlast.training.engine import Engine
-from outlast.training.saving import COMMIT_TIMEOUT_S, NO_COMMIT, Saves, Saving
+from outlast.training.saving import COMMIT_TIMEOUT_S, NO_COMMIT, Saves, Saving, Snapshots
 from outlast.training.turns import TAIL_BYTES
 
 logger = logging.getLogger(__name__)
@@ -138,11 +137,11 @@ class WayOut:
     Attributes:
         is_known: whether the ranks will leave; what their leaving then breaks is no failure.
         books: the attempt's.
-        agreement: with the other ranks, once it is there.
+        snapshots: the worker's part in its saves.
 
     Args:
-        books: the attempt's.
-        engine: the worker's part in its saves.
+        books: as above.
+        snapshots: as above.
         signals: through which the main thread is made to leave.
         saves: those that were asked for.
         where: says where the training thread is; asked from another thread.
@@ -151,15 +150,15 @@ class WayOut:
     def __init__(
         self,
         books: AttemptBooks,
-        engine: Engine,
+        snapshots: Snapshots,
         signals: SignalNotice,
         saves: Saves,
         where: Callable[[], LoopPosition],
     ) -> None:
         self.is_known = False
         self.books = books
-        self.agreement: Agreement | None = None
-        self._engine = engine
+        self.snapshots = snapshots
+        self._engine = snapshots.engine
         self._outlook = Outlook(books.settings)
         self._step = 0
         self._completed_s = time.monotonic()
@@ -190,7 +189,8 @@ class WayOut:
             return True
 
     def _has_time(self, info: dict[str, Any]) -> bool:
-        in_step = self.agreement is not None and self.agreement.in_step
+        agreement = self.snapshots.agreement
+        in_step = agreement is not None and agreement.in_step
         found = self._outlook.plan(
             info.get("left_s"),
             in_step_s=time.monotonic() - self._completed_s if in_step else None,
@@ -209,7 +209,7 @@ class WayOut:
         if not self.claim():
             return Leave(int(Exit.DRAINED))  # it was just given up
         self.books.drain_agreed(step, action.info)
-        saving.snapshots.unsaved.is_ending = True
+        self.snapshots.unsaved.is_ending = True
         left_s = self.seconds_for_saving(COMMIT_TIMEOUT_S)
         written = None
         if action.info.get("choice") != "keep":
@@ -419,17 +419,11 @@ class Hearing:
     def _is_patient(self) -> bool:
         return self.way.is_patient
 
-    @property
-    def _agreement(self) -> Agreement:
-        agreement = self.way.agreement
-        assert agreement is not None  # noqa: S101 - there from the session's beginning
-        return agreement
-
     def _on_signal(self, name: str) -> None:
         if name == "SIGINT":
             if self.way.books.link.rank == 0:
                 say("Ctrl-C: stopping once this step is complete and saved; again to stop at once")
-            self._agreement.request(
+            self.way.snapshots.begun.request(
                 "drain", not_before=0, reason="Ctrl-C", left_s=None, interrupt=True
             )
             return
@@ -439,9 +433,9 @@ class Hearing:
         info = request_of(notice, self._settings)
         if not notice.early:
             self._heard = notice
-            self._agreement.request("drain", not_before=0, **info)
+            self.way.snapshots.begun.request("drain", not_before=0, **info)
         elif answer_to(notice, self._settings) != "ignore":
-            self._agreement.hurry(**info)
+            self.way.snapshots.begun.hurry(**info)
         self.way.books.notice(notice)  # not before: its disk may be slow
 
     def _on_platform(self, chosen: Chosen) -> None:

@@ -327,6 +327,12 @@ class Snapshots:
     def _note_cadence(self, change: Change) -> None:
         self._books.ledger.append("cadence", durable=False, **msgspec.structs.asdict(change))
 
+    @property
+    def begun(self) -> Agreement:
+        """The agreement of an attempt that has begun here, as any has once its session is open."""
+        assert self.agreement is not None  # noqa: S101
+        return self.agreement
+
     def changed(self) -> None:
         """In another thread: what the training thread left to be written down, and a poke."""
         while self._notes:

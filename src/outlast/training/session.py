@@ -31,7 +31,7 @@ import msgspec
 from torch.optim import Optimizer
 
 from outlast import config
-from outlast.attempt.link import Action, Agreement
+from outlast.attempt.link import Action
 from outlast.attempt.over import AttemptOver, over
 from outlast.checkpoint import devices
 from outlast.checkpoint.plan import OWN
@@ -450,7 +450,7 @@ class Session:
             return self._saves.add(self.step, self._may_wait)
         not_before = self.step if self._at_boundary else self.step + 1
         pending = self._saves.add(not_before, self._may_wait)
-        self._agreement.request("save", not_before=pending.not_before, reason="asked for")
+        self._on.snapshots.begun.request("save", not_before=pending.not_before, reason="asked for")
         return pending
 
     # --- inside ------------------------------------------------------------------------------
@@ -592,7 +592,7 @@ class Session:
 
     def _boundary(self) -> None:
         self._on.books.raise_if_overtaken()
-        while actions := self._agreement.boundary(self.step):
+        while actions := self._on.snapshots.begun.boundary(self.step):
             self._act(actions)
         over.raise_if_over()
         # After what was due here: a save that has just begun must not hold up the one asked for.
@@ -600,7 +600,7 @@ class Session:
         if due is not None:
             step = self.step + 1
             step = self._gradients.foreseen(step) if due["kind"] == "save" else step
-            self._agreement.request(**due, not_before=step, hold=True)
+            self._on.snapshots.begun.request(**due, not_before=step, hold=True)
 
     def _act_on_last_boundary(self) -> None:
         """The loop's end is saved, behind whatever follows: an evaluation may take long.
@@ -609,7 +609,7 @@ class Session:
         """
         for pending in self._saves.open():
             pending.decide(self.step)
-        back = self._on.ending.act(self._position.loop, self.step, self._agreement)
+        back = self._on.ending.act(self._position.loop, self.step, self._on.snapshots.begun)
         if back is not None:
             self._roll_back(back)
 
@@ -632,7 +632,9 @@ class Session:
         on, passage = self._on, self._passage
         on.engine.wait_for_copies(COPIED_S)  # a save in flight needs no worker from here on
         word = handover.UNHELD if passage is None else passage.word(self.step)
-        agreed = handover.meet(on.link, word, lambda: self._agreement.drains, on.leaving.plan)
+        agreed = handover.meet(
+            on.link, word, lambda: self._on.snapshots.begun.drains, on.leaving.plan
+        )
         info = agreed.info or action.info
         if agreed.drains:
             if on.link.rank == 0 and agreed.info and agreed.why_not:
@@ -655,12 +657,6 @@ class Session:
         """On rank 0, in the answering thread: whether only those machines end that leave."""
         passage, link = self._passage, self._on.link
         return passage is not None and passage.may_part(asks, link.world_size)
-
-    @property
-    def _agreement(self) -> Agreement:
-        agreement = self._on.agreement
-        assert agreement is not None  # noqa: S101 - there from the session's beginning
-        return agreement
 
     def _before_optimizer(self, optimizer: Optimizer) -> None:
         if self._in_loop and not self._at_boundary:

@@ -369,7 +369,7 @@ class Footing(Nothing):
         self.books = Books(self.run, self.link)
         self.engine = Engine()
         self.agreement = Agreement(self.run)
-        self.snapshots = Snapshots()
+        self.snapshots = Snapshots(self.agreement)
         self.sources = Sources(self.run)
         self.judging = types.SimpleNamespace(rollbacks=(), hasten=lambda: None)
         self.streams = Streams(self.link)
@@ -402,6 +402,9 @@ class Sources(Nothing):
 
 class Snapshots(Nothing):
     num_waited = 0
+
+    def __init__(self, begun):
+        self.begun = begun
 
     def due(self, step):
         return None

@@ -121,6 +121,19 @@ def test_an_optimizer_that_steps_and_is_not_named(kind, capsys):
     assert not lines(capsys, named, trains(model, Outer(optimizer)))
 
 
+class Countable(torch.optim.SGD):
+    """As a container of optimizers, which has none of its own: it is false."""
+
+    def __len__(self):
+        return 0
+
+
+def test_one_that_is_false_is_seen_too(capsys):
+    model, optimizer = build(Countable)
+    (line,) = lines(capsys, {"model": model}, trains(model, optimizer))
+    assert line.startswith("the Countable that steps is in no checkpoint")
+
+
 def test_an_optimizer_inside_of_a_model(capsys):
     model, other = Holder(), Saver()
     (line,) = lines(capsys, {"model": model}, trains(model.layer, model.optimizer))

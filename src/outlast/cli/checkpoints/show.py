@@ -365,8 +365,7 @@ def _listed(history: History, ids: str, newest: int) -> dict[int, list[int]]:
 
 def _sample_lines(verdict: SampleVerdict, manifest: Manifest) -> list[str]:
     counts = sorted({one.world_size for one in verdict.stretches if one.world_size})
-    several = f"{' or '.join(map(str, counts)) or 'several'} workers"
-    workers = "1 worker" if counts == [1] else several
+    workers = f"{' or '.join(map(str, counts)) or 'several'} worker{'s'[: counts != [1]]}"
     times = units.count(max(one.number for one in verdict.stretches), "stretch", "stretches")
     head = f"step {manifest.step:,} of job {manifest.job}: {verdict.samples:,} samples in "
     lines = [f"{head}{units.count(verdict.steps, 'step')}, by {workers} in {times}"]
