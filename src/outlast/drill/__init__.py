@@ -1,8 +1,10 @@
-"""The demo: a job that is killed and given notice, and the proof that nothing changed.
+"""The drill: a job is broken on purpose, and it is proved what that changed.
 
 ``demo``             two runs, three faults, one comparison
 ``demo_train``       the training script of both runs
-``faults``           what is done to the running job: kills and a notice
+``demo_faults``      what the demo does to the running job: kills and a notice
 ``metadata_server``  EC2's metadata service on loopback; the base of such servers in the tests
-``trace``            what a run consumed and computed, step by step
+``record``           what a worker consumed and computed, step by step: its format, and reading it
+``target``           a job under test as a fault sees it, and the orders that a worker obeys
+``trace``            what the demo's runs consumed and computed, step by step
 """

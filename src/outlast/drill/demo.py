@@ -20,7 +20,7 @@ from typing import Final, NamedTuple
 
 import msgspec
 
-from outlast.drill.faults import Fault, RunningJob, Struck, draw
+from outlast.drill.demo_faults import Fault, RunningJob, Struck, draw
 from outlast.drill.metadata_server import AwsMetadataServer
 from outlast.drill.trace import Trace, by_step, read_final, read_trace
 from outlast.errors import ConfigError, Exit

@@ -25,7 +25,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from os import PathLike
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Final, Never, Self, TypeVar
+from typing import Any, ClassVar, Final, Never, Protocol, Self, TypeVar
 
 import msgspec
 from torch.optim import Optimizer
@@ -64,6 +64,16 @@ _OPENED: Final = ("_on", "_void_steps")  # what opening makes, and is asked for 
 COPIED_S: Final = 60.0  # for a snapshot to be whole before an attempt is left with nobody lost
 
 
+class StepObserver(Protocol):
+    """Is told of every session's steps, in the training thread; the drill has one."""
+
+    def begins(self, step: int, objects: Mapping[str, Any]) -> None:
+        """A batch is handed out (maybe once more) behind so many completed steps."""
+
+    def completed(self, step: int, objects: Mapping[str, Any]) -> None:
+        """So many steps are complete; name → object, of what the session was given to save."""
+
+
 class Session:
     """A running session; made by :func:`outlast.session`.
 
@@ -74,8 +84,10 @@ class Session:
         cannot_repeat: why the loop's body cannot be asked to run a step again; "" if it can.
         adapted: gives what is iterated in place of a loader, where a framework has made it.
         begins_at: where a framework's own checkpoint stands that is loaded already; 0 for none.
+        observers: of all sessions of this process.
     """
 
+    observers: ClassVar[list[StepObserver]] = []
     cannot_repeat = ""
     begins_at = 0
     adapted: Callable[[Iterable[Any]], Iterable[Any]] = staticmethod(lambda loader: loader)
@@ -415,6 +427,8 @@ class Session:
                 if self._passage is not None:
                     self._passage.handed_out(sys._getframe())
                 self._on.meter.stepping()
+                for observer in self.observers:
+                    observer.begins(self.step, self._objects.stateful)
                 yield batch
                 is_in_hand = self._end_step()
             yield from self._void_steps.of_saved_loop(sys._getframe(1))
@@ -467,6 +481,8 @@ class Session:
         self._unnamed.completed()
         self._transient.completed()
         self._on.completed(self.step, *self._position.batch)
+        for observer in self.observers:
+            observer.completed(self.step, self._objects.stateful)
 
     # --- a loss elsewhere --------------------------------------------------------------------
 

@@ -1,0 +1,150 @@
+"""What a worker consumed and computed, step by step: ``inside`` writes it, the drill reads it.
+
+Each process writes a file of its own, ``rank-RANK.attempt-ATTEMPT.PID.jsonl``: who it is, and a
+line for each step that it completed, written as soon as the step is. A step that is made again, in
+another process or in the same one, has another line; they must say the same.
+
+Everything is a digest (xxh3, 64 bits, in hexadecimal) of bytes, so that files stay small and two
+runs are compared without either's tensors. A rank of a divided state (FSDP2, tensor parallel)
+records its own share.
+
+Guarantees: a line that a killed process left half written is not read, and neither is what stands
+behind it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import NamedTuple
+
+import msgspec
+
+from outlast.drill.target import RECORDS
+
+
+class WorkerBegun(msgspec.Struct, frozen=True, kw_only=True, tag="begun"):
+    """The first line: who writes.
+
+    Attributes:
+        pid: process id.
+        rank: in its first attempt.
+        world_size: of that attempt.
+        attempt: its number, from 1; of all restarts of all starts.
+        machine: hostname.
+        t: wall-clock time in seconds.
+        versions: of what computes ("torch", "python").
+    """
+
+    pid: int
+    rank: int
+    world_size: int
+    attempt: int
+    machine: str
+    t: float
+    versions: dict[str, str]
+
+
+class StepRecord(msgspec.Struct, frozen=True, kw_only=True, tag="step"):
+    """One completed step of one rank.
+
+    Attributes:
+        step: its number, from 1, over the whole job where a session counts; else the number of
+            times that optimizers have stepped in this process.
+        t: wall-clock time in seconds.
+        losses: of each backward pass since the step before: the value's bits as a hexadecimal
+            float, or a digest where it isn't one number.
+        inputs: digest of what each outermost training module was called with, in order.
+        state: name → digest, of each tensor and each other value of what is trained, behind it.
+        random: name → digest, of each of the process' random-number generators, behind it.
+        rates: learning rates of the optimizers' groups, in order, ahead of it.
+        rank: in the attempt in which it was made.
+        world_size: of that attempt.
+    """
+
+    step: int
+    t: float
+    losses: list[str]
+    inputs: list[str]
+    state: dict[str, str]
+    random: dict[str, str]
+    rates: list[float]
+    rank: int
+    world_size: int
+
+
+class WorkerEnded(msgspec.Struct, frozen=True, kw_only=True, tag="ended"):
+    """The last line: the script came to its end by itself.
+
+    Attributes:
+        t: wall-clock time in seconds.
+    """
+
+    t: float
+
+
+class StateFound(msgspec.Struct, frozen=True, kw_only=True, tag="found"):
+    """What a process found ahead of its first step: made by the script, or gone on from.
+
+    Attributes:
+        step: completed steps, as the session has it; 0 where there is none.
+        state: as of :class:`StepRecord`, without what an optimizer makes in its first step.
+        random: as of :class:`StepRecord`.
+    """
+
+    step: int
+    state: dict[str, str]
+    random: dict[str, str]
+
+
+Line = WorkerBegun | StateFound | StepRecord | WorkerEnded
+_decoder = msgspec.json.Decoder(Line)
+
+
+class WorkerRecord(NamedTuple):
+    """One process' record so far."""
+
+    begun: WorkerBegun
+    found: StateFound | None
+    steps: list[StepRecord]
+    ended: WorkerEnded | None
+
+
+class Records:
+    """Everything that the workers of a run have recorded, read as it grows.
+
+    Args:
+        run: the run's directory.
+    """
+
+    def __init__(self, run: Path) -> None:
+        self._directory = run / RECORDS
+        self._read: dict[str, tuple[int, list[Line]]] = {}
+
+    def look(self) -> list[WorkerRecord]:
+        """Each process' record, in the order in which they began."""
+        for path in self._directory.glob("rank-*.jsonl"):
+            offset, lines = self._read.get(path.name, (0, []))
+            with path.open("rb") as file:
+                file.seek(offset)
+                data = file.read()
+            whole = data[: data.rfind(b"\n") + 1]
+            lines += (_decoder.decode(line) for line in whole.splitlines())
+            self._read[path.name] = (offset + len(whole), lines)
+        found = (_record(lines) for _, lines in self._read.values() if lines)
+        return sorted((one for one in found if one), key=lambda one: one.begun.t)
+
+
+def _record(lines: list[Line]) -> WorkerRecord | None:
+    begun = next((line for line in lines if isinstance(line, WorkerBegun)), None)
+    if begun is None:
+        return None
+    found = next((line for line in lines if isinstance(line, StateFound)), None)
+    steps = [line for line in lines if isinstance(line, StepRecord)]
+    ended = next((line for line in lines if isinstance(line, WorkerEnded)), None)
+    return WorkerRecord(begun, found, steps, ended)
+
+
+def completed(records: Iterable[WorkerRecord]) -> int:
+    """The newest step that some rank has completed; 0 for none."""
+    return max((one.steps[-1].step for one in records if one.steps), default=0)
