@@ -88,11 +88,13 @@ class StateFound(msgspec.Struct, frozen=True, kw_only=True, tag="found"):
 
     Attributes:
         step: completed steps, as the session has it; 0 where there is none.
+        is_counted: whether a session counts the steps of this process.
         state: as of :class:`StepRecord`, without what an optimizer makes in its first step.
         random: as of :class:`StepRecord`.
     """
 
     step: int
+    is_counted: bool
     state: dict[str, str]
     random: dict[str, str]
 
