@@ -56,8 +56,10 @@ class StepRecord(msgspec.Struct, frozen=True, kw_only=True, tag="step"):
             float, or a digest where it isn't one number.
         inputs: digest of what each outermost training module was called with, in order.
         state: name → digest, of each tensor and each other value of what is trained, behind it.
+        unnamed: name → digest, of what is at work and a session was not given; without a session
+            all of that is in ``state``.
         random: name → digest, of each of the process' random-number generators, behind it.
-        rates: learning rates of the optimizers' groups, in order, ahead of it.
+        rates: learning rates of the groups of each optimizer that stepped, in order, ahead of that.
         rank: in the attempt in which it was made.
         world_size: of that attempt.
     """
@@ -71,6 +73,7 @@ class StepRecord(msgspec.Struct, frozen=True, kw_only=True, tag="step"):
     rates: list[float]
     rank: int
     world_size: int
+    unnamed: dict[str, str] = {}
 
 
 class WorkerEnded(msgspec.Struct, frozen=True, kw_only=True, tag="ended"):
@@ -88,18 +91,33 @@ class StateFound(msgspec.Struct, frozen=True, kw_only=True, tag="found"):
 
     Attributes:
         step: completed steps, as the session has it; 0 where there is none.
-        is_counted: whether a session counts the steps of this process.
+        by_session: whether a session counts; then lines of steps ahead of this one are of what
+            came before it, and are not read.
         state: as of :class:`StepRecord`, without what an optimizer makes in its first step.
-        random: as of :class:`StepRecord`.
+        unnamed: as of :class:`StepRecord`.
+        random: as of :class:`StepRecord`; without a session, ahead of the first optimizer step.
     """
 
     step: int
-    is_counted: bool
+    by_session: bool
     state: dict[str, str]
     random: dict[str, str]
+    unnamed: dict[str, str] = {}
 
 
-Line = WorkerBegun | StateFound | StepRecord | WorkerEnded
+class RecorderTrouble(msgspec.Struct, frozen=True, kw_only=True, tag="trouble"):
+    """Something could not be recorded; told once. Training went on.
+
+    Attributes:
+        t: wall-clock time in seconds.
+        what: the error, in its own words.
+    """
+
+    t: float
+    what: str
+
+
+Line = WorkerBegun | StateFound | StepRecord | WorkerEnded | RecorderTrouble
 _decoder = msgspec.json.Decoder(Line)
 
 
@@ -110,6 +128,7 @@ class WorkerRecord(NamedTuple):
     found: StateFound | None
     steps: list[StepRecord]
     ended: WorkerEnded | None
+    trouble: str = ""
 
 
 class Records:
@@ -138,13 +157,23 @@ class Records:
 
 
 def _record(lines: list[Line]) -> WorkerRecord | None:
-    begun = next((line for line in lines if isinstance(line, WorkerBegun)), None)
-    if begun is None:
-        return None
-    found = next((line for line in lines if isinstance(line, StateFound)), None)
-    steps = [line for line in lines if isinstance(line, StepRecord)]
-    ended = next((line for line in lines if isinstance(line, WorkerEnded)), None)
-    return WorkerRecord(begun, found, steps, ended)
+    begun: WorkerBegun | None = None
+    found: StateFound | None = None
+    ended: WorkerEnded | None = None
+    steps: list[StepRecord] = []
+    trouble = ""
+    for line in lines:
+        if isinstance(line, StepRecord):
+            steps.append(line)
+        elif isinstance(line, StateFound):
+            found, steps = line, [] if line.by_session else steps
+        elif isinstance(line, WorkerBegun):
+            begun = line
+        elif isinstance(line, WorkerEnded):
+            ended = line
+        else:
+            trouble = line.what
+    return None if begun is None else WorkerRecord(begun, found, steps, ended, trouble)
 
 
 def completed(records: Iterable[WorkerRecord]) -> int:
