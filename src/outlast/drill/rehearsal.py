@@ -47,7 +47,7 @@ class RehearsedMachine:
         command: of its agent.
         environ: of that.
         place: the run's.
-        inside: its namespace; None where the job has this machine alone.
+        cable: its place in the network; None where the job has this machine alone.
 
     Attributes:
         exit_codes: of its agents that have ended, in order.
@@ -60,15 +60,15 @@ class RehearsedMachine:
         command: Sequence[str],
         environ: Mapping[str, str],
         place: Workplace,
-        inside: Machine | None,
+        cable: Machine | None,
     ) -> None:
         self.number = number
-        self.name = inside.hostname if inside is not None else os.uname().nodename
-        self.inside = inside
+        self.name = cable.hostname if cable is not None else os.uname().nodename
+        self.cable = cable
         self.exit_codes: list[int] = []
         self.is_down = False
-        self._command = inside.command(*command) if inside is not None else list(command)
-        self._environ = {**environ, **(inside.environ if inside is not None else {})}
+        self._command = cable.command(*command) if cable is not None else list(command)
+        self._environ = {**environ, **(cable.environ if cable is not None else {})}
         self._environ[MACHINE_VARIABLE] = str(number)
         self._mark = f"{DRILL_VARIABLE}={environ[DRILL_VARIABLE]}".encode()
         self._number = f"{MACHINE_VARIABLE}={number}".encode()
@@ -146,6 +146,9 @@ class Rehearsal:
         num_machines: more than one wants root, and network namespaces.
         environ: the user's.
 
+    Attributes:
+        before_restart: called ahead of each start that the job has asked for.
+
     Raises:
         NetworkError: the machines cannot be made.
         OSError: the directory cannot be made.
@@ -174,6 +177,7 @@ class Rehearsal:
         self._follower = Follower(self.directory)
         self._network: Network | None = None
         self._is_over = False
+        self.before_restart: Callable[[], None] = lambda: None
 
     def __enter__(self) -> Self:
         if self.num_machines > 1:
@@ -191,10 +195,10 @@ class Rehearsal:
 
     def start(self) -> None:
         """Start the job on every machine; what faults added to the environment holds from here."""
-        insides = self._network.machines if self._network is not None else [None]
-        for number, inside in enumerate(insides):
-            command = self._command(inside)
-            machine = RehearsedMachine(number, command, self.environ, self.place, inside)
+        cables = self._network.machines if self._network is not None else [None]
+        for number, cable in enumerate(cables):
+            command = self._command(cable)
+            machine = RehearsedMachine(number, command, self.environ, self.place, cable)
             self.machines.append(machine)
         for machine in self.machines:
             machine.start()
@@ -207,6 +211,7 @@ class Rehearsal:
             if code is None or machine.is_down:
                 continue
             if code == Exit.DRAINED and len(machine.exit_codes) < _STARTS_MAX:
+                self.before_restart()
                 machine.start()
         running = any(machine.agent is not None or machine.is_down for machine in self.machines)
         self._is_over = bool(self.machines) and not running
@@ -236,11 +241,11 @@ class Rehearsal:
         if self.machines:
             self.look()
 
-    def _command(self, inside: Machine | None) -> list[str]:
+    def _command(self, cable: Machine | None) -> list[str]:
         several: list[str] = []
-        if inside is not None:
+        if cable is not None:
             several = ["--nnodes", f"1:{self.num_machines}", "--rdzv-backend", "outlast"]
-            several += ["--local-addr", inside.address]
+            several += ["--local-addr", cable.address]
         return [
             *(sys.executable, "-m", "outlast", "run", "--dir", str(self.directory)),
             *("--nproc-per-node", str(self.workers_each), *several),
