@@ -11,25 +11,29 @@ was started has ended when this returns, and every fault is healed.
 
 from __future__ import annotations
 
-import contextlib
 import shutil
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import msgspec
 
 from outlast.config import Settings
 from outlast.drill.compare import History, first_difference
-from outlast.drill.faults import Planned, Struck
+from outlast.drill.faults.aim import PlannedFault
+from outlast.drill.faults.catalogue import Bounds
+from outlast.drill.faults.fault import Struck
 from outlast.drill.grade import Grade, RunEnd, grade
 from outlast.drill.rehearsal import Rehearsal
+from outlast.drill.target import Target
 from outlast.drill.workplace import Script
 from outlast.errors import ConfigError
 
 MARK: Final = ".outlast-drill"
+UNDISTURBED: Final = "undisturbed"
+_STARTED: Final = "job_started"
 STUCK_S: Final = 120.0  # without a step, in a run that nothing disturbs
 RECOVERY_S: Final = 180.0  # for a disturbed one, besides what the undisturbed one took
 TAIL_LINES: Final = 6
@@ -119,30 +123,30 @@ class Drill:
         self._listener = listener
         self._num_runs, self._run = 0, 0
 
-    def conduct(self, plan: Sequence[Callable[[int, int], Planned]]) -> DrillResult:
+    def conduct(self, plan: Callable[[Bounds, Target], Sequence[PlannedFault]]) -> DrillResult:
         """Run it all.
 
         Args:
-            plan: makes each fault, told between which steps it may strike.
+            plan: makes the faults, told what they are drawn from, and the job ahead of its start.
 
         Raises:
             ConfigError: the script does not come to the first step by itself.
+            NetworkError: the machines cannot be made.
         """
         since_s = time.monotonic()
         prepare(self._setup.root)
-        self._num_runs = 1 + len(plan)
-        undisturbed = self._undisturbed("undisturbed")
+        undisturbed = self._undisturbed(UNDISTURBED)
         reached = min(self._setup.steps, History(undisturbed.records).reached())
         commits = [event["step"] for event in undisturbed.events if event.event == "commit"]
-        first = min((step for step in commits if step < reached * 0.6), default=reached // 4)
+        faults = self._planned(plan, undisturbed, commits, reached)
+        self._num_runs += len(faults)
         grades = []
-        for number, make in enumerate(plan, start=1):
-            planned = make(first + 1, max(first + 2, int(reached * 0.75)))
+        for number, planned in enumerate(faults, start=1):
             grades.append(self._disturbed(number, planned, undisturbed, reached))
             self._listener.graded(grades[-1])
         differs_itself = ""
         if any(one.differs for one in grades):
-            again = History(self._undisturbed("undisturbed-again").records)
+            again = History(self._undisturbed(f"{UNDISTURBED}-again").records)
             found = first_difference(History(undisturbed.records), again, reached)
             differs_itself = "" if found is None else found.words
         return DrillResult(
@@ -155,6 +159,23 @@ class Drill:
             directory=str(self._setup.root),
             seconds=time.monotonic() - since_s,
         )
+
+    def _planned(
+        self,
+        plan: Callable[[Bounds, Target], Sequence[PlannedFault]],
+        undisturbed: RunEnd,
+        commits: Sequence[int],
+        reached: int,
+    ) -> Sequence[PlannedFault]:
+        first = min((step for step in commits if step < reached * 0.6), default=reached // 4) + 1
+        bounds = Bounds(
+            num_ranks=max(one.world_size for record in undisturbed.records for one in record.steps),
+            num_machines=self._setup.machines,
+            first_step=first,
+            last_step=max(first + 1, int(reached * 0.75)),
+        )
+        with self._rehearsal("plan") as job:
+            return plan(bounds, job)
 
     def _rehearsal(self, label: str) -> Rehearsal:
         setup = self._setup
@@ -182,7 +203,9 @@ class Drill:
             )
         return end
 
-    def _disturbed(self, number: int, planned: Planned, undisturbed: RunEnd, reached: int) -> Grade:
+    def _disturbed(
+        self, number: int, planned: PlannedFault, undisturbed: RunEnd, reached: int
+    ) -> Grade:
         fault = planned.fault
         label = f"{number:02}-{fault.name}"
         self._begin(label)
@@ -260,21 +283,24 @@ class _Striker:
         is_over: whether it has struck and was healed, or never will strike.
     """
 
-    def __init__(self, planned: Planned, job: Rehearsal, listener: DrillListener) -> None:
+    def __init__(self, planned: PlannedFault, job: Rehearsal, listener: DrillListener) -> None:
         self.struck: Struck | None = None
-        self.is_over = False
+        self.is_over = self._is_healed = False
         self._planned, self._job, self._listener = planned, job, listener
         self._ends = threading.Event()
         self._lock = threading.Lock()
         self._thread = threading.Thread(target=self._strike, name="drill-fault", daemon=True)
 
     def __enter__(self) -> _Striker:
-        self._planned.fault.prepare(self._job)
+        self._planned.prepare(self._job)
         self._thread.start()
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.stop()
+        try:
+            self.stop()
+        finally:
+            self._planned.fault.release(self._job)
 
     def stop(self) -> None:
         """The run is over."""
@@ -285,23 +311,55 @@ class _Striker:
 
     def heal(self) -> None:
         """Undo it, if it has struck."""
-        with self._lock, contextlib.suppress(ProcessLookupError):
+        with self._lock:
             if self.struck is not None:
+                self._is_healed = True
                 self._planned.fault.heal(self._job)
 
     def _strike(self) -> None:
+        job = self._job
         try:
-            if not self._planned.wait(self._job, self._ends.is_set):
+            struck = self._planned.strike(_Ending(job, self._ends))
+            if struck is None:
                 return
-            struck = self._planned.fault.inject(self._job)
-            with self._lock:
-                self.struck = struck
-            if struck is not None:
-                self._listener.struck(struck)
-                self._ends.wait(self._planned.fault.lasts_s)
-                self.heal()
+            self.struck = struck
+            self._listener.struck(struck)
+            self._planned.finish(_Ending(job, self._ends), self._is_noticed)
         finally:
             self.is_over = True
+
+    def _is_noticed(self) -> bool:
+        """Whether what strikes for good can be undone now: the job has answered it."""
+        struck = self.struck
+        if self._is_healed or struck is None:
+            return True
+        if struck.event in ("", _STARTED):
+            is_down = any(machine.agent is None for machine in self._job.machines)
+            return is_down or self._promises_nothing
+        return any(e.event == struck.event and e.t >= struck.t for e in self._job.events())
+
+    @property
+    def _promises_nothing(self) -> bool:
+        return not self._planned.fault.promise.is_started_again
+
+
+class _Ending:
+    """The job as a fault sees it; it is over for the fault once the run is.
+
+    Args:
+        job: it.
+        ends: set when the run is over.
+    """
+
+    def __init__(self, job: Rehearsal, ends: threading.Event) -> None:
+        self._job, self._ends = job, ends
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._job, name)
+
+    def is_over(self) -> bool:
+        """Whether the run, or the job, has ended."""
+        return self._ends.is_set() or self._job.is_over()
 
 
 def prepare(root: Path) -> None:

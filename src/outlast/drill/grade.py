@@ -14,7 +14,6 @@ the drill looks for that before it calls anything a fault of the resume.
 
 from __future__ import annotations
 
-import itertools
 import json
 import subprocess
 import sys
@@ -26,9 +25,8 @@ import msgspec
 
 from outlast import units
 from outlast.drill.compare import History, SamplesSeen, StepDifference, first_difference, samples
-from outlast.drill.faults import Promise, Struck
+from outlast.drill.faults.fault import MayLose, Promise, Struck
 from outlast.drill.record import WorkerRecord
-from outlast.errors import Exit
 from outlast.ledger.events import Event
 
 SLACK_S: Final = 0.05  # clocks of one machine, read by several processes
@@ -177,57 +175,64 @@ def grade(
         cost=None if price is None or back_after_s is None else price * back_after_s / 3600.0,
         directory=str(run.directory.parent),
     )
-    held = list(_held(graded, promise, run, undisturbed, steps))
+    held = _held(graded, promise, struck, run, steps)
     return msgspec.structs.replace(graded, held=held)
 
 
-def _held(
-    graded: Grade, promise: Promise, run: RunEnd, undisturbed: RunEnd, steps: int
-) -> list[Held]:
-    if promise.refuses is not None:
-        code = int(promise.refuses)
-        what = f"the job ends with exit code {code}: {promise.refuses.name.lower()}"
-        return [Held(holds=code in run.exit_codes, what=what)]
-    found = [Held(holds=graded.survived, what=f"the job comes to step {steps} by itself")]
-    bad = [code for code in run.exit_codes if code not in (0, int(Exit.DRAINED))]
-    found.append(Held(holds=not bad, what=f"exit codes {run.exit_codes or 'none'}"))
-    if promise.is_noticed and run.has_session:
+def _held(graded: Grade, promise: Promise, struck: Struck, run: RunEnd, steps: int) -> list[Held]:
+    allowed = {0, *promise.exit_codes}
+    codes = " ".join(map(str, graded.exit_codes)) or "none"
+    fits = Held(holds=allowed.issuperset(graded.exit_codes), what=f"exit codes: {codes}")
+    if promise.refuses:
+        refused = not fits.holds or not set(graded.exit_codes) & set(promise.exit_codes)
+        return [Held(holds=not refused, what=f"{promise}: {fits.what}")]
+    found = [Held(holds=graded.survived, what=f"the job comes to step {steps} by itself"), fits]
+    if not run.has_session:
+        return found
+    if promise.must_notice:
         after_s = graded.found_after_s
         what = "the ledger names it" if after_s is None else f"found after {units.seconds(after_s)}"
         found.append(Held(holds=after_s is not None, what=what))
-    if not run.has_session:
-        return found
-    lost, most = graded.lost_steps or 0, _most_lost(promise, run, steps)
+    lost, most = graded.lost_steps or 0, _most_lost(promise, struck, run)
     what = f"{units.count(lost, 'step')} made again, {most} at most"
     found.append(Held(holds=lost <= most, what=what))
+    restarts = sum(e.event == "attempt_formed" and e.t > struck.t for e in run.events)
+    starts = len([code for code in graded.exit_codes if code])
+    what = f"{units.count(restarts, 'attempt')} behind it, {promise.restarts + starts} at most"
+    found.append(Held(holds=restarts <= promise.restarts + starts, what=what))
     seen = graded.samples
-    if seen is not None and seen.is_known and promise.is_exact:
+    if seen is not None and seen.is_known and promise.exact:
         what = f"{seen.batches} batches: {seen.lost} lost, {seen.repeated} repeated"
         found.append(Held(holds=not seen.lost and not seen.repeated, what=what))
-    if promise.is_exact:
+    if promise.exact:
         what = f"differs {graded.differs}" if graded.differs else f"all {steps} steps equal"
         found.append(Held(holds=not graded.differs, what=what))
+    read = f"{units.count(graded.verified.checkpoints, 'checkpoint')} read and verified"
     damaged = graded.verified.damaged
-    if promise.verifies:
-        read = f"{graded.verified.checkpoints} checkpoints verify"
-        found.append(Held(holds=not damaged, what="; ".join(damaged) or read))
+    found.append(Held(holds=not damaged, what="; ".join(damaged) or read))
     return found
 
 
-def _most_lost(promise: Promise, run: RunEnd, steps: int) -> int:
-    """Steps that may be made again: those since the newest checkpoint of the moment."""
-    if not promise.loses:
+def _most_lost(promise: Promise, struck: Struck, run: RunEnd) -> int:
+    """Steps that may be made again, at most."""
+    if promise.loses is MayLose.NOTHING:
         return 0
-    commits: list[int] = sorted(event["step"] for event in run.events if event.event == "commit")
-    edges = [0, *commits, steps]
-    return max(later - earlier for earlier, later in itertools.pairwise(edges))
+    if promise.loses is MayLose.STEP:
+        return 1
+    kept: set[int] = {
+        0,
+        *(e["step"] for e in run.events if e.event == "commit" and e.t <= struck.t),
+    }
+    whole = sorted(kept)[: -1 if promise.loses is MayLose.OLDER and len(kept) > 1 else None]
+    # One more: ranks are not all at the same step when they are hit.
+    return struck.last_step - whole[-1] + 1
 
 
 def _found_after_s(events: Sequence[Event], struck: Struck) -> float | None:
     times = [
         event.t - struck.t
         for event in events
-        if event.event in struck.events and event.t >= struck.t - SLACK_S
+        if event.event == struck.event and event.t >= struck.t - SLACK_S
     ]
     return max(min(times), 0.0) if times else None
 

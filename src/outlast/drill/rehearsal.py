@@ -68,8 +68,7 @@ class RehearsedMachine:
         self.exit_codes: list[int] = []
         self.is_down = False
         self._command = cable.command(*command) if cable is not None else list(command)
-        self._environ = {**environ, **(cable.environ if cable is not None else {})}
-        self._environ[MACHINE_VARIABLE] = str(number)
+        self._job_environ = environ
         self._mark = f"{DRILL_VARIABLE}={environ[DRILL_VARIABLE]}".encode()
         self._number = f"{MACHINE_VARIABLE}={number}".encode()
         self._place = place
@@ -99,8 +98,10 @@ class RehearsedMachine:
         if self.agent is not None:
             return
         self.is_down = False
+        environ = {**self._job_environ, MACHINE_VARIABLE: str(self.number)}
+        environ |= self.cable.environ if self.cable is not None else {}
         with self._place.log.open("ab") as log:
-            self._process = _started(self._command, self._environ, self._place.copy, log)
+            self._process = _started(self._command, environ, self._place.copy, log)
 
     def kill(self) -> None:
         """End all of its processes at once; they are not started again by themselves."""
@@ -182,6 +183,11 @@ class Rehearsal:
     def __enter__(self) -> Self:
         if self.num_machines > 1:
             self._network = Network(self.num_machines)
+        cables = self._network.machines if self._network is not None else [None]
+        for number, cable in enumerate(cables):
+            command = self._command(cable)
+            machine = RehearsedMachine(number, command, self.environ, self.place, cable)
+            self.machines.append(machine)
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -195,11 +201,6 @@ class Rehearsal:
 
     def start(self) -> None:
         """Start the job on every machine; what faults added to the environment holds from here."""
-        cables = self._network.machines if self._network is not None else [None]
-        for number, cable in enumerate(cables):
-            command = self._command(cable)
-            machine = RehearsedMachine(number, command, self.environ, self.place, cable)
-            self.machines.append(machine)
         for machine in self.machines:
             machine.start()
 
@@ -213,8 +214,9 @@ class Rehearsal:
             if code == Exit.DRAINED and len(machine.exit_codes) < _STARTS_MAX:
                 self.before_restart()
                 machine.start()
-        running = any(machine.agent is not None or machine.is_down for machine in self.machines)
-        self._is_over = bool(self.machines) and not running
+        self._is_over = not any(
+            machine.agent is not None or machine.is_down for machine in self.machines
+        )
 
     def wait(self, is_done: Callable[[], bool], limit_s: float) -> bool:
         """Watch until something is so; False if the job ended first, or it took too long."""
