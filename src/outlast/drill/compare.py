@@ -66,7 +66,7 @@ class StepDifference(NamedTuple):
         return f"from step {self.step} on: {name} on rank {self.rank}"
 
 
-class History:
+class RunHistory:
     """All that the workers of one run made.
 
     Args:
@@ -78,7 +78,9 @@ class History:
         lost: processes that found a state that no step of the undisturbed run had.
     """
 
-    def __init__(self, records: Iterable[WorkerRecord], undisturbed: History | None = None) -> None:
+    def __init__(
+        self, records: Iterable[WorkerRecord], undisturbed: RunHistory | None = None
+    ) -> None:
         self._made: dict[int, dict[int, list[MadeStep]]] = defaultdict(lambda: defaultdict(list))
         self._found: dict[int, StateFound] = {}
         self.lost: list[WorkerRecord] = []
@@ -127,7 +129,7 @@ class History:
         yield from sorted(made, key=lambda one: one.record.t)
 
 
-def _shift(record: WorkerRecord, undisturbed: History | None) -> int | None:
+def _shift(record: WorkerRecord, undisturbed: RunHistory | None) -> int | None:
     """What is to be added to a process' step numbers; None for what belongs nowhere."""
     found = record.found
     if found is None or found.by_session or undisturbed is None:
@@ -149,10 +151,12 @@ def _agrees(found: Mapping[str, str], state: Mapping[str, str]) -> bool:
     return bool(shared) and all(found[name] == state[name] for name in shared)
 
 
-def first_difference(undisturbed: History, other: History, upto: int) -> StepDifference | None:
+def first_difference(
+    undisturbed: RunHistory, other: RunHistory, upto: int
+) -> StepDifference | None:
     """What differs first in the steps 1 … ``upto``; None if nothing does.
 
-    A step that the other run has never made is no difference here: see ``History.reached``.
+    A step that the other run has never made is no difference here: see ``RunHistory.reached``.
     """
     seeded = {rank: _seeded(undisturbed, other, rank) for rank in undisturbed.ranks}
     for step in range(1, upto + 1):
@@ -164,7 +168,7 @@ def first_difference(undisturbed: History, other: History, upto: int) -> StepDif
     return None
 
 
-def _seeded(undisturbed: History, other: History, rank: int) -> set[str]:
+def _seeded(undisturbed: RunHistory, other: RunHistory, rank: int) -> set[str]:
     """The streams of random numbers that began alike."""
     one, another = undisturbed.found(rank), other.found(rank)
     if one is None or another is None:
@@ -209,7 +213,7 @@ class SamplesSeen(NamedTuple):
     is_known: bool
 
 
-def samples(undisturbed: History, other: History, upto: int) -> SamplesSeen:
+def samples(undisturbed: RunHistory, other: RunHistory, upto: int) -> SamplesSeen:
     """Compare the batches of the steps 1 … ``upto``; of a step made twice, the last time counts."""
     before, after = Counter[str](), Counter[str]()
     is_known = True

@@ -21,7 +21,7 @@ from typing import Any, Final, NamedTuple
 import msgspec
 
 from outlast.config import Settings
-from outlast.drill.compare import History, first_difference
+from outlast.drill.compare import RunHistory, first_difference
 from outlast.drill.faults.aim import PlannedFault
 from outlast.drill.faults.catalogue import Bounds
 from outlast.drill.faults.fault import Struck
@@ -136,7 +136,7 @@ class Drill:
         since_s = time.monotonic()
         prepare(self._setup.root)
         undisturbed = self._undisturbed(UNDISTURBED)
-        reached = min(self._setup.steps, History(undisturbed.records).reached())
+        reached = min(self._setup.steps, RunHistory(undisturbed.records).reached())
         commits = [event["step"] for event in undisturbed.events if event.event == "commit"]
         faults = self._planned(plan, undisturbed, commits, reached)
         self._num_runs += len(faults)
@@ -145,9 +145,9 @@ class Drill:
             grades.append(self._disturbed(number, planned, undisturbed, reached))
             self._listener.graded(grades[-1])
         differs_itself = ""
-        if any(one.differs for one in grades):
-            again = History(self._undisturbed(f"{UNDISTURBED}-again").records)
-            found = first_difference(History(undisturbed.records), again, reached)
+        if any(one.differs and one.is_exact for one in grades):
+            again = RunHistory(self._undisturbed(f"{UNDISTURBED}-again").records)
+            found = first_difference(RunHistory(undisturbed.records), again, reached)
             differs_itself = "" if found is None else found.words
         return DrillResult(
             grades=grades,
@@ -194,7 +194,7 @@ class Drill:
             since_s = time.monotonic()
             job.start()
             end = self._to_the_end(job, label, since_s, STUCK_S)
-        if not end.records or not History(end.records).reached():
+        if not end.records or not RunHistory(end.records).reached():
             lines = end.output.read_text(errors="replace").strip().splitlines()
             said = "\n  ".join(lines[-TAIL_LINES:])
             raise ConfigError(
@@ -244,7 +244,8 @@ class Drill:
     ) -> RunEnd:
         """Watch a run until every rank has come far enough, it has ended, or nothing moves."""
         steps, newest, moved_s = self._setup.steps, 0, time.monotonic()
-        job.before_restart = striker.heal if striker is not None else (lambda: None)
+        if striker is not None:
+            job.before_restart, job.is_held = striker.heal, striker.holds
 
         def is_done() -> bool:
             nonlocal newest, moved_s
@@ -315,6 +316,10 @@ class _Striker:
             if self.struck is not None:
                 self._is_healed = True
                 self._planned.fault.heal(self._job)
+
+    def holds(self) -> bool:
+        """Whether it has struck and is not healed, which will start what is down."""
+        return self.struck is not None and not self._is_healed and not self._ends.is_set()
 
     def _strike(self) -> None:
         job = self._job

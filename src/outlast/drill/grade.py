@@ -24,7 +24,7 @@ from typing import Final
 import msgspec
 
 from outlast import units
-from outlast.drill.compare import History, SamplesSeen, StepDifference, first_difference, samples
+from outlast.drill.compare import RunHistory, SamplesSeen, StepDifference, first_difference, samples
 from outlast.drill.faults.fault import MayLose, Promise, Struck
 from outlast.drill.record import WorkerRecord
 from outlast.ledger.events import Event
@@ -91,14 +91,15 @@ class Grade(msgspec.Struct, frozen=True, kw_only=True):
             started again where it asked for that.
         found_after_s: from the strike to the ledger's first word of it; None for none.
         lost_steps: completed steps that were made again.
-        back_after_s: from the strike to the first step that was completed behind what stood then;
-            None if none was.
+        stood_s: behind the strike, the longest time in which no step was completed that had not
+            been complete before; what had to be made again is part of it.
         samples: what became of the data.
         verified: what its checkpoints are worth.
         differs: what differs first from the undisturbed run; "" if nothing does.
+        is_exact: whether nothing may.
         exit_codes: of the agents, in order.
         seconds: that the run took.
-        cost: of what the fault took longer, at the price that is set; None without one.
+        cost: of that time, at the price that is set; None without one.
         held: promise by promise.
         why_not: why the fault could not be tried here; then nothing else counts.
         directory: the run's.
@@ -109,10 +110,11 @@ class Grade(msgspec.Struct, frozen=True, kw_only=True):
     survived: bool = False
     found_after_s: float | None = None
     lost_steps: int | None = None
-    back_after_s: float | None = None
+    stood_s: float | None = None
     samples: SamplesSeen | None = None
     verified: VerifiedBytes = VerifiedBytes()
     differs: str = ""
+    is_exact: bool = True
     exit_codes: list[int] = []
     seconds: float = 0.0
     cost: float | None = None
@@ -147,8 +149,8 @@ def grade(
         steps: how far both were meant to come.
         price: of all machines, in an hour.
     """
-    before = History(undisturbed.records)
-    after = History(run.records, before)
+    before = RunHistory(undisturbed.records)
+    after = RunHistory(run.records, before)
     difference = first_difference(before, after, steps)
     if struck is None:
         nothing = Held(holds=False, what="the fault never struck: the job ended before")
@@ -159,20 +161,21 @@ def grade(
             seconds=run.seconds,
             directory=str(run.directory.parent),
         )
-    back_after_s = _back_after_s(after, struck, steps)
+    stood_s = _stood_s(run, struck)
     graded = Grade(
         fault=fault,
         what=struck.what,
         survived=after.reached() >= steps,
         found_after_s=_found_after_s(run.events, struck),
         lost_steps=after.again(steps),
-        back_after_s=back_after_s,
+        stood_s=stood_s,
         samples=samples(before, after, min(steps, after.reached())),
         verified=verify(run.directory),
         differs=_words(difference, after),
+        is_exact=promise.exact and run.has_session,
         exit_codes=run.exit_codes,
         seconds=run.seconds,
-        cost=None if price is None or back_after_s is None else price * back_after_s / 3600.0,
+        cost=None if price is None or stood_s is None else price * stood_s / 3600.0,
         directory=str(run.directory.parent),
     )
     held = _held(graded, promise, struck, run, steps)
@@ -237,18 +240,19 @@ def _found_after_s(events: Sequence[Event], struck: Struck) -> float | None:
     return max(min(times), 0.0) if times else None
 
 
-def _back_after_s(after: History, struck: Struck, steps: int) -> float | None:
-    """Until every rank had a step complete again that the strike had found undone."""
-    wanted = min(struck.last_step + 1, steps)
-    times = []
-    for rank in after.ranks:
-        made = [one.record.t for one in after.steps(rank) if (one.step or 0) >= wanted]
-        times.append(min((t for t in made if t >= struck.t), default=None))
-    known = [t for t in times if t is not None]
-    return max(known) - struck.t if known else None
+def _stood_s(run: RunEnd, struck: Struck) -> float | None:
+    times = sorted((one.t, one.step) for record in run.records for one in record.steps)
+    newest, since_t, longest_s = 0, None, None
+    for t, step in times:
+        if step <= newest:
+            continue
+        if since_t is not None and t >= struck.t:
+            longest_s = max(longest_s or 0.0, t - since_t)
+        newest, since_t = step, t
+    return longest_s
 
 
-def _words(difference: StepDifference | None, after: History) -> str:
+def _words(difference: StepDifference | None, after: RunHistory) -> str:
     if after.lost:
         one = after.lost[0].begun
         return f"in process {one.pid}: it went on from a state that the undisturbed run never had"

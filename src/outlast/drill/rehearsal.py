@@ -149,6 +149,7 @@ class Rehearsal:
 
     Attributes:
         before_restart: called ahead of each start that the job has asked for.
+        is_held: whether a machine that is down will be started again: then the job is not over.
 
     Raises:
         NetworkError: the machines cannot be made.
@@ -179,6 +180,7 @@ class Rehearsal:
         self._network: Network | None = None
         self._is_over = False
         self.before_restart: Callable[[], None] = lambda: None
+        self.is_held: Callable[[], bool] = lambda: False
 
     def __enter__(self) -> Self:
         if self.num_machines > 1:
@@ -214,9 +216,8 @@ class Rehearsal:
             if code == Exit.DRAINED and len(machine.exit_codes) < _STARTS_MAX:
                 self.before_restart()
                 machine.start()
-        self._is_over = not any(
-            machine.agent is not None or machine.is_down for machine in self.machines
-        )
+        runs = any(machine.agent is not None or machine.is_down for machine in self.machines)
+        self._is_over = not runs and not self.is_held()
 
     def wait(self, is_done: Callable[[], bool], limit_s: float) -> bool:
         """Watch until something is so; False if the job ended first, or it took too long."""

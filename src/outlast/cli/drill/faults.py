@@ -7,7 +7,6 @@ has all that was measured. ``--junit`` writes a file that CI systems show: a tes
 from __future__ import annotations
 
 import os
-import time
 import xml.etree.ElementTree as ET
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -15,16 +14,16 @@ from typing import Any, Final
 
 import click
 import msgspec
-from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
 from outlast import config, units
 from outlast.cli.drill import split
-from outlast.drill.course import Drill, DrillListener, DrillResult, DrillSetup
+from outlast.cli.drill.screen import DrillScreen
+from outlast.cli.drill.soak import soaked
+from outlast.drill.course import Drill, DrillResult, DrillSetup
 from outlast.drill.faults.aim import PlannedFault
 from outlast.drill.faults.catalogue import FAULTS, Bounds, draw, planned
-from outlast.drill.faults.fault import Struck
 from outlast.drill.grade import Grade
 from outlast.drill.network import NetworkError, unusable
 from outlast.drill.target import Target
@@ -63,6 +62,7 @@ class _Drilled(click.Command):
     help="Machines: network namespaces on this one, as root.",
 )
 @click.option("--random", "count", type=int, default=None, help="So many faults that are drawn.")
+@click.option("--soak", default=None, metavar="TIME", help="One run of so long, such as 30min.")
 @click.option("--seed", default=0, show_default=True, help="Decides victims and moments.")
 @click.option("--dir", "directory", default="outlast-drill", help="Where the runs go.")
 @click.option("--junit", default=None, help="Write the grades to this file as JUnit XML.")
@@ -77,6 +77,7 @@ def command(
     workers: int,
     machines: int,
     count: int | None,
+    soak: str | None,
     seed: int,
     directory: str,
     junit: str | None,
@@ -92,14 +93,9 @@ def command(
     if lists:
         _list(console, as_json=as_json)
         return 0
-    for name in faults:
-        if name not in FAULTS:
-            raise ConfigError(f"{name} is not a fault;{nearest(name, tuple(FAULTS))}")
-    for name, value in (("steps", steps), ("workers", workers), ("machines", machines)):
-        if value < 1:
-            raise ConfigError(f"--{name} {value}: there must be one at least")
-    if count is not None and count < 1:
-        raise ConfigError(f"--random {count}: there must be one at least")
+    _check(faults, steps=steps, workers=workers, machines=machines, random=count)
+    if soak is not None and (count is not None or junit is not None):
+        raise ConfigError("--soak is one run until its time is over; leave out --random, --junit")
     if machines > 1 and (why_not := unusable()):
         raise ConfigError(f"--machines {machines}: {why_not}")
     script = script_of(ctx.meta["job"])
@@ -113,6 +109,8 @@ def command(
         settings=settings,
         environ=dict(os.environ),
     )
+    if soak is not None:
+        return soaked(console, setup, soak, seed, faults, as_json=as_json)
     named = faults or (*USUAL, *(SEVERAL if machines > 1 else ()))
     with DrillScreen(console) as screen:
         screen.say(
@@ -131,6 +129,15 @@ def command(
     else:
         _conclude(console, result, seed)
     return 0 if result.holds else 1
+
+
+def _check(faults: Sequence[str], **numbers: int | None) -> None:
+    for name in faults:
+        if name not in FAULTS:
+            raise ConfigError(f"{name} is not a fault;{nearest(name, tuple(FAULTS))}")
+    for name, value in numbers.items():
+        if value is not None and value < 1:
+            raise ConfigError(f"--{name} {value}: there must be one at least")
 
 
 def _plan(names: Sequence[str], count: int | None, seed: int, are_named: bool) -> Plan:
@@ -161,86 +168,9 @@ def _list(console: Paper, *, as_json: bool) -> None:
     console.print("Next: outlast drill kill-worker -- train.py")
 
 
-class DrillScreen(DrillListener):
-    """Draws what happens: a line that moves where there is a terminal, else a line a run."""
-
-    def __init__(self, console: Paper) -> None:
-        self._console = console
-        self._live = Live(console=console, transient=True, auto_refresh=False)
-        self._since_s = time.monotonic()
-        self._run, self._of, self._label = 0, 0, ""
-        self._ended_s: list[float] = []
-
-    def __enter__(self) -> DrillScreen:
-        if self._console.is_terminal:
-            self._live.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._live.stop()
-
-    def say(self, line: str | Text) -> None:
-        """A line that stays."""
-        self._live.console.print(line)
-
-    def begun(self, label: str, number: int, of: int) -> None:
-        """Say which, where nothing moves."""
-        self._run, self._of, self._label = number, of, label
-
-    def progress(self, label: str, step: int, steps: int) -> None:
-        """Move the line."""
-        if not self._console.is_terminal:
-            return
-        bar = "━" * round(min(step / steps, 1.0) * 24)
-        count = f" run {self._run}" + (f" of {self._of}" if self._of else "")
-        line = Text.assemble(
-            f"  {label:<22}", (f"{bar:<24}", "cyan"), f" step {step}/{steps} ·{count}{self._left()}"
-        )
-        self._live.update(line, refresh=True)
-
-    def struck(self, struck: Struck) -> None:
-        """Say it at once."""
-        self.say(Text(f"  ✖ {struck.what}", style="red"))
-
-    def ended(self, label: str, seconds: float) -> None:
-        """Remember how long it took; of the undisturbed run, say it."""
-        self._ended_s.append(seconds)
-        if label.startswith("undisturbed"):
-            self.say(f"  [bold]{label}[/]: {units.seconds(seconds)}")
-
-    def graded(self, grade: Grade) -> None:
-        """One line of it."""
-        self.say(_line(grade))
-
-    def _left(self) -> str:
-        if not self._of or not self._ended_s:
-            return ""
-        left = sum(self._ended_s) / len(self._ended_s) * (self._of - len(self._ended_s))
-        return f" · about {units.seconds(left)} left" if left > 2 else ""
-
-
-def _line(grade: Grade) -> Text:
-    if grade.why_not:
-        return Text(f"    {grade.fault}: not here: {grade.why_not}", style="yellow")
-    line = Text("    ")
-    line.append("✔ " if grade.holds else "✖ ", style="green" if grade.holds else "red")
-    parts = []
-    if grade.found_after_s is not None:
-        parts.append(f"found after {units.seconds(grade.found_after_s)}")
-    if grade.lost_steps is not None:
-        parts.append(f"{units.count(grade.lost_steps, 'step')} made again")
-    if grade.back_after_s is not None:
-        parts.append(f"back after {units.seconds(grade.back_after_s)}")
-    line.append(f"{grade.fault}: {' · '.join(parts) or 'nothing came of it'}")
-    for one in grade.held:
-        if not one.holds:
-            line.append(f"\n      does not hold: {one.what}", style="red")
-    return line
-
-
 def _conclude(console: Paper, result: DrillResult, seed: int) -> None:
     table = Table(box=None, pad_edge=False, header_style="bold")
-    for name in ("fault", "holds", "found", "made again", "back", "data", "bytes", "state"):
+    for name in ("fault", "holds", "found", "made again", "stood", "data", "verified", "state"):
         table.add_column(name, justify="left" if name in ("fault", "state") else "right")
     priced = any(one.cost is not None for one in result.grades)
     if priced:
@@ -272,7 +202,7 @@ def _conclude(console: Paper, result: DrillResult, seed: int) -> None:
     )
     where = place(Path(result.directory))
     console.print(f"{verdict} · {units.seconds(result.seconds)} · seed {seed} · {where}")
-    differs = result.differs_itself or any(one.differs for one in result.grades)
+    differs = any(one.differs and one.is_exact for one in result.grades)
     if differs:
         console.print("Next: outlast drill resume -- …, which looks for the cause")
     elif bad:
@@ -295,10 +225,12 @@ def _row(one: Grade) -> list[Text | str]:
         holds,
         "" if one.found_after_s is None else units.seconds(one.found_after_s),
         "" if one.lost_steps is None else units.count(one.lost_steps, "step"),
-        "" if one.back_after_s is None else units.seconds(one.back_after_s),
+        "" if one.stood_s is None else units.seconds(one.stood_s),
         data,
         f"{len(checked.damaged)} bad" if checked.damaged else units.size(checked.num_bytes),
-        Text(f"differs {one.differs}", style="red") if one.differs else "equal to the bit",
+        Text(f"differs {one.differs}", style="red" if one.is_exact else "dim")
+        if one.differs
+        else "equal",
     ]
 
 
