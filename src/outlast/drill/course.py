@@ -217,17 +217,17 @@ class Drill:
                 job.start()
                 limit_s = RECOVERY_S + 2 * undisturbed.seconds
                 end = self._to_the_end(job, label, since_s, limit_s, striker)
-        machines = self._setup.machines
-        price = self._setup.settings.price_spot or self._setup.settings.price_on_demand
-        return grade(
-            fault.name,
-            fault.promise,
-            striker.struck,
-            run=end,
-            undisturbed=undisturbed,
-            steps=reached,
-            price=None if price is None else price * machines,
-        )
+                settings = self._setup.settings
+                price = settings.price_spot or settings.price_on_demand
+                return grade(
+                    fault.name,
+                    fault.promise,
+                    striker.struck,
+                    run=end,
+                    undisturbed=undisturbed,
+                    steps=reached,
+                    price=None if price is None else price * self._setup.machines,
+                )
 
     def _begin(self, label: str) -> None:
         self._run += 1

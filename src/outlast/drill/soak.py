@@ -152,19 +152,20 @@ class Soak:
             for fault in _each(faults):
                 fault.prepare(job)
             try:
-                stuck = self._strike_on(job, faults)
+                held = self._strike_on(job, faults)
                 job.stop()
+                records, events = job.look(), job.events()
+                held += self._proofs(records, events, job.directory)
             finally:
+                job.stop()
                 for fault in _each(faults):
                     fault.heal(job)
                     fault.release(job)
-            records, events = job.look(), job.events()
-            seconds = time.monotonic() - self._since_s
             return SoakResult(
                 faults=self._faults,
                 steps=RunHistory(records).reached(),
-                seconds=seconds,
-                held=[*stuck, *self._proofs(records, events, job.directory)],
+                seconds=time.monotonic() - self._since_s,
+                held=held,
                 footprints=self._footprints,
                 directory=str(setup.root),
             )
