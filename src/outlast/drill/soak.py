@@ -71,12 +71,19 @@ class Footprint(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SoakFault(msgspec.Struct, frozen=True, kw_only=True):
-    """A fault of the soak: its name, what it did, when, and how long until all trained again."""
+    """A fault of the soak.
+
+    Attributes:
+        name: its name.
+        what: what it did.
+        t: wall-clock time.
+        back_after_s: until all machines trained again; None if they did not.
+    """
 
     name: str
     what: str
     t: float
-    back_after_s: float
+    back_after_s: float | None = None
 
 
 class SoakResult(msgspec.Struct, frozen=True, kw_only=True):
@@ -201,15 +208,13 @@ class Soak:
                 continue
             self._listener.struck(struck)
             self._wait_for_end(job, fault, struck)
-            since_s = time.monotonic()
-            is_back = self._all_train(job)
-            back_after_s = time.time() - struck.t
-            self._faults.append(
-                SoakFault(name=name, what=struck.what, t=struck.t, back_after_s=back_after_s)
+            self._faults.append(SoakFault(name=name, what=struck.what, t=struck.t))
+            if not self._all_train(job):
+                what = f"not back within {BACK_S:.0f} s of: {struck.what}"
+                return [Held(holds=False, what=what)]
+            self._faults[-1] = msgspec.structs.replace(
+                self._faults[-1], back_after_s=time.time() - struck.t
             )
-            if not is_back:
-                lasted = f"{time.monotonic() - since_s:.0f} s"
-                return [Held(holds=False, what=f"not back within {lasted} of: {struck.what}")]
         self._be_calm(job)
         return [Held(holds=True, what=f"back after each of {len(self._faults)} faults")]
 
@@ -241,9 +246,8 @@ class Soak:
 
         def is_so() -> bool:
             self._sample(job, is_calm=False)
-            for machine in job.machines:
-                if machine.agent is None:
-                    machine.start()
+            for machine in job.machines if self._faults else ():
+                machine.start()
             done = 0
             for record in job.look():
                 new = [s for s in record.steps[-2 * CALM_STEPS :] if s.t > since_t]
@@ -387,11 +391,10 @@ def audited(directory: Path) -> Held:
         [*command, "--samples", "--json"], capture_output=True, timeout=AUDIT_S, check=False
     )
     try:
-        found = json.loads(done.stdout)
+        verdict = json.loads(done.stdout)
     except ValueError:
         said = done.stderr.decode(errors="replace").strip().splitlines()[-1:]
         return Held(holds=done.returncode == Exit.FINISHED, what=f"samples: {' '.join(said)}")
-    verdict = found.get("samples", found)
     faults = [one.get("text", "") for one in verdict.get("faults", [])]
     steps, count = verdict.get("steps"), verdict.get("samples")
     what = f"{count} samples in {steps} steps: none lost, none repeated"
