@@ -301,6 +301,7 @@ class _Striker:
         try:
             self.stop()
         finally:
+            self._job.stop()  # where an error has brought us here it still runs
             self._planned.fault.release(self._job)
 
     def stop(self) -> None:

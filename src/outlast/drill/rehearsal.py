@@ -6,7 +6,9 @@ by the same command, as a scheduler does; a machine that was killed is started a
 heals. Several machines are network namespaces on a bridge, each with an agent of its own.
 
 Guarantees: a job is ended by the processes that carry its run in their environment, and no other
-process is signalled; leaving the ``with`` block ends them all, also where it is left by an error.
+process is signalled; leaving the ``with`` block ends them all, also where it is left by an error. A
+drill that is killed takes its agents with it, and they their workers (the kernel tells them, where
+util-linux is installed).
 """
 
 from __future__ import annotations
@@ -14,6 +16,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import os
+import shutil
 import signal
 import statistics
 import subprocess
@@ -72,6 +75,7 @@ class RehearsedMachine:
         self._mark = f"{DRILL_VARIABLE}={environ[DRILL_VARIABLE]}".encode()
         self._number = f"{MACHINE_VARIABLE}={number}".encode()
         self._place = place
+        self._is_wanted = False
         self._process: subprocess.Popen[bytes] | None = None
 
     @property
@@ -94,8 +98,16 @@ class RehearsedMachine:
         return [pid for pid, environ in _environs() if {self._mark, self._number} <= environ]
 
     def start(self) -> None:
-        """Start its agent; nothing happens where it runs."""
-        if self.agent is not None:
+        """Have its agent started, by whoever watches the run; nothing happens where it runs.
+
+        Not here: the kernel ends a process with the *thread* that has started it.
+        """
+        self._is_wanted = True
+
+    def start_if_wanted(self) -> None:
+        """In the thread that watches the run: start its agent, if that was asked for."""
+        is_wanted, self._is_wanted = self._is_wanted, False
+        if not is_wanted or self.agent is not None:
             return
         self.is_down = False
         environ = {**self._job_environ, MACHINE_VARIABLE: str(self.number)}
@@ -205,9 +217,10 @@ class Rehearsal:
         """Start the job on every machine; what faults added to the environment holds from here."""
         for machine in self.machines:
             machine.start()
+            machine.start_if_wanted()
 
     def watch(self) -> None:
-        """Look once: start again what asks for it, and note what has ended for good."""
+        """Look once: start what is to be started, and note what has ended for good."""
         self.look()
         for machine in self.machines:
             code = machine.ended()
@@ -216,6 +229,8 @@ class Rehearsal:
             if code == Exit.DRAINED and len(machine.exit_codes) < _STARTS_MAX:
                 self.before_restart()
                 machine.start()
+        for machine in self.machines:
+            machine.start_if_wanted()
         runs = any(machine.agent is not None or machine.is_down for machine in self.machines)
         self._is_over = not runs and not self.is_held()
 
@@ -311,8 +326,14 @@ def _started(
     command: Sequence[str], environ: Mapping[str, str], work: Path, log: IO[bytes]
 ) -> subprocess.Popen[bytes]:
     # A session of its own: Ctrl-C is the drill's to hear, and it ends the job in order.
+    dies_with_us = ["setpriv", "--pdeathsig", "TERM"] if shutil.which("setpriv") else []
     return subprocess.Popen(
-        command, env=dict(environ), cwd=work, stdout=log, stderr=log, start_new_session=True
+        [*dies_with_us, *command],
+        env=dict(environ),
+        cwd=work,
+        stdout=log,
+        stderr=log,
+        start_new_session=True,
     )
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import signal
 import time
+from typing import Any
 
 from rich.live import Live
 from rich.text import Text
@@ -23,13 +25,17 @@ class DrillScreen(DrillListener):
         self._since_s = time.monotonic()
         self._run, self._of, self._label = 0, 0, ""
         self._ended_s: list[float] = []
+        self._before: Any = signal.SIG_DFL
 
     def __enter__(self) -> DrillScreen:
+        # As Ctrl-C: jobs are ended and faults are healed on the way out.
+        self._before = signal.signal(signal.SIGTERM, signal.default_int_handler)
         if self._console.is_terminal:
             self._live.start()
         return self
 
     def __exit__(self, *_: object) -> None:
+        signal.signal(signal.SIGTERM, self._before)
         self._live.stop()
 
     def say(self, line: str | Text) -> None:
