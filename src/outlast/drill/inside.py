@@ -22,10 +22,10 @@ from types import ModuleType
 from typing import Any, Final
 
 from outlast.attempt.early import when_imported
+from outlast.config import DRILL_VARIABLE
 from outlast.errors import ConfigError
 from outlast.launch import worker
 
-RUN_VARIABLE: Final = "OUTLAST_DRILL"  # the run's directory
 STARTS_SCRIPTS: Final = True
 
 
@@ -35,7 +35,7 @@ def main() -> None:
         raise ConfigError("outlast.drill.inside is given a script; start it by: outlast drill")
     as_module = sys.argv[1] == "-m"
     del sys.argv[: 2 if as_module else 1]
-    watch = start(Path(os.environ[RUN_VARIABLE])) if os.environ.get(RUN_VARIABLE) else None
+    watch = start(Path(os.environ[DRILL_VARIABLE])) if os.environ.get(DRILL_VARIABLE) else None
     if as_module:
         runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
     else:

@@ -59,6 +59,7 @@ class StepRecord(msgspec.Struct, frozen=True, kw_only=True, tag="step"):
         unnamed: name → digest, of what is at work and a session was not given; without a session
             all of that is in ``state``.
         random: name → digest, of each of the process' random-number generators, behind it.
+        random_before: the same ahead of it: with its batch at hand, and nothing computed yet.
         rates: learning rates of the groups of each optimizer that stepped, in order, ahead of that.
         rank: in the attempt in which it was made.
         world_size: of that attempt.
@@ -74,6 +75,7 @@ class StepRecord(msgspec.Struct, frozen=True, kw_only=True, tag="step"):
     rank: int
     world_size: int
     unnamed: dict[str, str] = {}
+    random_before: dict[str, str] = {}
 
 
 class WorkerEnded(msgspec.Struct, frozen=True, kw_only=True, tag="ended"):
@@ -91,15 +93,15 @@ class StateFound(msgspec.Struct, frozen=True, kw_only=True, tag="found"):
 
     Attributes:
         step: completed steps, as the session has it; 0 where there is none.
-        by_session: whether a session counts; then lines of steps ahead of this one are of what
-            came before it, and are not read.
+        is_counted: whether a session counts the steps of this process; then lines of steps ahead
+            of this one are of what came before it, and are not read.
         state: as of :class:`StepRecord`, without what an optimizer makes in its first step.
         unnamed: as of :class:`StepRecord`.
-        random: as of :class:`StepRecord`; without a session, ahead of the first optimizer step.
+        random: as of :class:`StepRecord`, with the first step's batch at hand.
     """
 
     step: int
-    by_session: bool
+    is_counted: bool
     state: dict[str, str]
     random: dict[str, str]
     unnamed: dict[str, str] = {}
@@ -166,7 +168,7 @@ def _record(lines: list[Line]) -> WorkerRecord | None:
         if isinstance(line, StepRecord):
             steps.append(line)
         elif isinstance(line, StateFound):
-            found, steps = line, [] if line.by_session else steps
+            found, steps = line, [] if line.is_counted else steps
         elif isinstance(line, WorkerBegun):
             begun = line
         elif isinstance(line, WorkerEnded):

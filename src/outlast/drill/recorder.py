@@ -84,6 +84,7 @@ class Recorder:
         self._has_begun = False  # a step is under way
         self._has_found = False
         self._step = 0
+        self._ahead: dict[str, str] = {}  # random numbers' states
         self._losses: list[str] = []
         self._inputs: list[str] = []
         self._rates: list[float] = []
@@ -145,6 +146,7 @@ class Recorder:
         with self._recording():
             self._by_session, self._objects = True, objects
             self._drop()
+            self._ahead = self._streams()
             if not self._has_found:
                 self._find(step)
         self._obey(step + 1)
@@ -165,6 +167,8 @@ class Recorder:
             self._know(module)
         if not self._by_session and not self._has_begun:
             self._has_begun = True
+            with self._recording():
+                self._ahead = self._streams()
             self._obey(self._step + 1)
         with self._recording():
             self._inputs.append(digest_of([args, options] if options else args))
@@ -210,10 +214,10 @@ class Recorder:
         self._write(
             StateFound(
                 step=step,
-                by_session=self._by_session,
+                is_counted=self._by_session,
                 state=state,
                 unnamed=unnamed,
-                random=self._streams(),
+                random=self._ahead,
             )
         )
 
@@ -229,6 +233,7 @@ class Recorder:
                 state=state,
                 unnamed=unnamed,
                 random=self._streams(),
+                random_before=self._ahead,
                 rates=self._rates,
                 rank=rank,
                 world_size=world_size,
