@@ -78,8 +78,10 @@ class History:
     def __init__(self, records: Iterable[WorkerRecord], undisturbed: History | None = None) -> None:
         self._made: dict[int, dict[int, list[MadeStep]]] = defaultdict(lambda: defaultdict(list))
         self._found: dict[int, StateFound] = {}
+        self._of: dict[int, WorkerRecord] = {}
         self.lost: list[WorkerRecord] = []
         for record in sorted(records, key=lambda one: one.begun.t):
+            self._of[record.begun.pid] = record
             shift = _shift(record, undisturbed)
             if shift is None:
                 self.lost.append(record)
@@ -110,6 +112,15 @@ class History:
     def found(self, rank: int) -> StateFound | None:
         """What a rank's first process found ahead of its first step."""
         return self._found.get(rank)
+
+    def found_by(self, pid: int) -> StateFound | None:
+        """What a process found ahead of its first step."""
+        return self._of[pid].found
+
+    def first_of(self, pid: int) -> StepRecord | None:
+        """The first step that a process made."""
+        steps = self._of[pid].steps
+        return steps[0] if steps else None
 
     def again(self, upto: int) -> int:
         """Steps up to ``upto`` that some rank made more than once."""

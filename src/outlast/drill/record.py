@@ -14,9 +14,9 @@ behind it.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -107,6 +107,44 @@ class StateFound(msgspec.Struct, frozen=True, kw_only=True, tag="found"):
     unnamed: dict[str, str] = {}
 
 
+class NotedCall(msgspec.Struct, frozen=True, kw_only=True, tag="call"):
+    """The script did something that need not be the same in each run; once for each line of it.
+
+    Attributes:
+        what: a function, a generator, a kernel.
+        where: the script's line, as "train.py:12"; "" where it has none.
+    """
+
+    what: str
+    where: str
+
+
+class ReachSeen(msgspec.Struct, frozen=True, kw_only=True, tag="reach"):
+    """What the script's own names reached at a moment.
+
+    Attributes:
+        step: completed steps; the next one has its batch.
+        values: path → digest.
+        owners: path → (path, class) of the object around it that gives its state itself.
+    """
+
+    step: int
+    values: dict[str, str]
+    owners: dict[str, list[str]]
+
+
+class NotedOperations(msgspec.Struct, frozen=True, kw_only=True, tag="operations"):
+    """The operations of one step, in order.
+
+    Attributes:
+        step: its number.
+        operations: name, digest of what it was given, digest of what it made, the script's line.
+    """
+
+    step: int
+    operations: list[tuple[str, str, str, str]]
+
+
 class RecorderTrouble(msgspec.Struct, frozen=True, kw_only=True, tag="trouble"):
     """Something could not be recorded; told once. Training went on.
 
@@ -119,7 +157,16 @@ class RecorderTrouble(msgspec.Struct, frozen=True, kw_only=True, tag="trouble"):
     what: str
 
 
-Line = WorkerBegun | StateFound | StepRecord | WorkerEnded | RecorderTrouble
+Line = (
+    WorkerBegun
+    | StateFound
+    | StepRecord
+    | WorkerEnded
+    | NotedCall
+    | ReachSeen
+    | NotedOperations
+    | RecorderTrouble
+)
 _decoder = msgspec.json.Decoder(Line)
 
 
@@ -131,6 +178,9 @@ class WorkerRecord(NamedTuple):
     steps: list[StepRecord]
     ended: WorkerEnded | None
     trouble: str = ""
+    calls: Sequence[NotedCall] = ()
+    reached: Sequence[ReachSeen] = ()
+    operations: Sequence[NotedOperations] = ()
 
 
 class Records:
@@ -159,23 +209,25 @@ class Records:
 
 
 def _record(lines: list[Line]) -> WorkerRecord | None:
-    begun: WorkerBegun | None = None
-    found: StateFound | None = None
-    ended: WorkerEnded | None = None
-    steps: list[StepRecord] = []
-    trouble = ""
+    of: dict[type, list[Any]] = {}
     for line in lines:
-        if isinstance(line, StepRecord):
-            steps.append(line)
-        elif isinstance(line, StateFound):
-            found, steps = line, [] if line.is_counted else steps
-        elif isinstance(line, WorkerBegun):
-            begun = line
-        elif isinstance(line, WorkerEnded):
-            ended = line
-        else:
-            trouble = line.what
-    return None if begun is None else WorkerRecord(begun, found, steps, ended, trouble)
+        if isinstance(line, StateFound) and line.is_counted:
+            of.pop(StepRecord, None)
+        of.setdefault(type(line), []).append(line)
+    if WorkerBegun not in of:
+        return None
+    last = {kind: found[-1] for kind, found in of.items()}
+    trouble = last.get(RecorderTrouble)
+    return WorkerRecord(
+        begun=last[WorkerBegun],
+        found=last.get(StateFound),
+        steps=of.get(StepRecord, []),
+        ended=last.get(WorkerEnded),
+        trouble=trouble.what if trouble is not None else "",
+        calls=of.get(NotedCall, []),
+        reached=of.get(ReachSeen, []),
+        operations=of.get(NotedOperations, []),
+    )
 
 
 def completed(records: Iterable[WorkerRecord]) -> int:

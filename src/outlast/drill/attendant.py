@@ -1,0 +1,103 @@
+"""Does in a worker what the conditions of its start ask for at a step.
+
+A job is asked to leave by the worker itself, behind the step that was named, by the signal that its
+agent would get from a platform: so it is the same step in each run. From there on steps are slow,
+as an agent takes longer to hear than some steps take. Behind the last step that is wanted nothing
+goes on: whoever runs the job ends it there.
+
+Guarantees: where nothing is asked for, nothing is done.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, Final
+
+from outlast.drill import reach
+from outlast.drill.conditions import CARRIED, Conditions
+from outlast.drill.digests import digest_of, unseen
+from outlast.drill.kernels import Operations
+from outlast.drill.record import Line, NotedOperations, ReachSeen
+from outlast.drill.still import DrawnLines
+from outlast.health.processes import AGENT_VARIABLE
+
+SLOW_S: Final = 0.1
+HELD_S: Final = 600.0
+
+
+class Attendant:
+    """Of one process.
+
+    Args:
+        run: the run's directory.
+        conditions: of this start.
+        write: writes a line of the record.
+        tell: notes a call of the script's.
+    """
+
+    def __init__(
+        self,
+        run: Path,
+        conditions: Conditions,
+        write: Callable[[Line], None],
+        tell: Callable[[str, str], None],
+    ) -> None:
+        self._run = run
+        self._asked = conditions
+        self._write = write
+        self._has_asked = self._has_carried = False
+        self._operations: Operations | None = None
+        self._noted: list[tuple[str, str, str, str]] = []
+        self._draws = DrawnLines(tell) if conditions.find_draws else None
+        if self._draws is not None:
+            self._draws.open()
+
+    def ahead(self, step: int, rank: int, known: Callable[[], Mapping[int, Any]]) -> None:
+        """So many steps are complete, and the next one has its batch.
+
+        Args:
+            step: completed steps.
+            rank: of this process, in its attempt.
+            known: gives id → object, of what is recorded as state.
+        """
+        asked = self._asked
+        if asked.carry and not self._has_carried:
+            self._has_carried = True
+            with unseen():
+                reach.put(known(), self._run / f"{rank}.{CARRIED}", asked.carry)
+        if step in asked.look_at:
+            with unseen():
+                seen = list(reach.values(known()))
+                owners = {one.path: [one.owner, one.kind] for one in seen if one.owner}
+                found = {one.path: digest_of(one.value) for one in seen}
+            self._write(ReachSeen(step=step, values=found, owners=owners))
+        if step and step == asked.keep_at:
+            with unseen():
+                reach.keep(known(), self._run / f"{rank}.{CARRIED}")
+        if asked.notice_after and step >= asked.notice_after:
+            self._leave(rank)
+        if asked.hold_after and step >= asked.hold_after:
+            time.sleep(HELD_S)
+        if asked.kernels_at and step + 1 == asked.kernels_at:
+            self._operations = Operations(lambda *told: self._noted.append(told))
+            self._operations.__enter__()
+
+    def behind(self, step: int) -> None:
+        """So many steps are complete."""
+        if self._operations is not None:
+            self._operations.__exit__(None, None, None)
+            self._operations = None
+            self._write(NotedOperations(step=step, operations=self._noted))
+        if self._draws is not None and step >= 2:
+            self._draws.close()
+
+    def _leave(self, rank: int) -> None:
+        agent = int(os.environ.get(AGENT_VARIABLE, "0"))
+        if not self._has_asked and rank == 0 and agent:
+            os.kill(agent, signal.SIGTERM)
+        self._has_asked = True
+        time.sleep(SLOW_S)
