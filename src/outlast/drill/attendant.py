@@ -21,7 +21,7 @@ from outlast.drill import reach
 from outlast.drill.conditions import CARRIED, Conditions
 from outlast.drill.digests import digest_of, unseen
 from outlast.drill.kernels import Operations
-from outlast.drill.record import Line, NotedOperations, ReachSeen
+from outlast.drill.record import Line, NotedOperations, ReachSeen, WorkerHeld
 from outlast.drill.still import DrawnLines
 from outlast.health.processes import AGENT_VARIABLE
 
@@ -81,6 +81,7 @@ class Attendant:
         if asked.notice_after and step >= asked.notice_after:
             self._leave(rank)
         if asked.hold_after and step >= asked.hold_after:
+            self._write(WorkerHeld(step=step))
             time.sleep(HELD_S)
         if asked.kernels_at and step + 1 == asked.kernels_at:
             self._operations = Operations(lambda *told: self._noted.append(told))

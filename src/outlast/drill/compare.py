@@ -79,10 +79,12 @@ class History:
         self._made: dict[int, dict[int, list[MadeStep]]] = defaultdict(lambda: defaultdict(list))
         self._found: dict[int, StateFound] = {}
         self._of: dict[int, WorkerRecord] = {}
+        self._shifts: dict[int, int | None] = {}
         self.lost: list[WorkerRecord] = []
         for record in sorted(records, key=lambda one: one.begun.t):
             self._of[record.begun.pid] = record
             shift = _shift(record, undisturbed)
+            self._shifts[record.begun.pid] = shift
             if shift is None:
                 self.lost.append(record)
             if record.found is not None:
@@ -116,6 +118,11 @@ class History:
     def found_by(self, pid: int) -> StateFound | None:
         """What a process found ahead of its first step."""
         return self._of[pid].found
+
+    def began_at(self, pid: int) -> int | None:
+        """Completed steps of the job that a process began behind; None for nobody knows."""
+        found, shift = self._of[pid].found, self._shifts[pid]
+        return None if found is None or shift is None else found.step + shift
 
     def first_of(self, pid: int) -> StepRecord | None:
         """The first step that a process made."""

@@ -69,7 +69,6 @@ class ProvedRun:
         self._environ = self.place.environ(environ)
         self._records = Records(self.run)
         self._process: subprocess.Popen[bytes] | None = None
-        self._hold = 0
         self._began_s = self._moved_s = 0.0
         self._seen_steps = -1
 
@@ -85,7 +84,6 @@ class ProvedRun:
         environ = dict(self._environ)
         if HASH_SEED in conditions.changes:
             environ["PYTHONHASHSEED"] = "0"
-        self._hold = conditions.hold_after
         command = [
             *(sys.executable, "-m", "outlast", "run", "--dir", str(self.place.directory)),
             *("--nproc-per-node", str(self.workers), "-m", "outlast.drill.inside"),
@@ -115,7 +113,7 @@ class ProvedRun:
         now_s = time.monotonic()
         if done != self._seen_steps:
             self._seen_steps, self._moved_s = done, now_s
-        if self._hold and not is_over and done >= self._hold:
+        if self._is_held() and not is_over:
             self.end()
             return True
         is_late = now_s - self._moved_s > QUIET_LIMIT_S or now_s - self._began_s > LIMIT_S
@@ -134,12 +132,19 @@ class ProvedRun:
 
     def steps(self) -> int:
         """Steps that every worker of the newest attempt has completed; 0 ahead of that."""
-        records = self.records()
-        attempt = max((one.begun.attempt for one in records), default=0)
-        newest = [one for one in records if one.begun.attempt == attempt]
+        newest = self._newest()
         if len(newest) < self.workers:
             return 0
         return min(one.steps[-1].step if one.steps else 0 for one in newest)
+
+    def _newest(self) -> list[WorkerRecord]:
+        records = self.records()
+        attempt = max((one.begun.attempt for one in records), default=0)
+        return [one for one in records if one.begun.attempt == attempt]
+
+    def _is_held(self) -> bool:
+        newest = self._newest()
+        return len(newest) >= self.workers and all(one.is_held for one in newest)
 
     def records(self) -> list[WorkerRecord]:
         """What its workers have recorded until now."""

@@ -85,44 +85,58 @@ def values(known: Mapping[int, Any]) -> Iterator[Reached]:
         known: id → object, of what is saved, and seen otherwise.
     """
     walked: dict[int, Any] = {}
-    roots: list[tuple[str, Any, Put]] = []
-    for frame in script_frames():
-        if frame.f_code.co_name == "<module>":
-            continue
-        prefix = f"{frame.f_code.co_name}."
-        for name, value in dict(frame.f_locals).items():
-            roots.append((prefix + name, value, _put_local(frame, name)))
-    main: dict[str, Any] = vars(sys.modules["__main__"])
-    roots += [(name, value, _put_item(main, name)) for name, value in dict(main).items()]
-    todo: list[tuple[str, Any, Put, int, str, str]] = [
-        (path, value, put, 0, "", "")
-        for path, value, put in roots
+    todo = [
+        Reached(path, value, put, "", "")
+        for path, value, put in _roots()
         if not path.rpartition(".")[2].startswith("__")
     ]
+    depths = [0] * len(todo)
     while todo and len(walked) < OBJECTS_MAX:
-        path, value, put, depth, owner, kind = todo.pop(0)
+        one, depth = todo.pop(0), depths.pop(0)
+        value = one.value
         if isinstance(value, _LEAVES):
             if id(value) not in known:
-                yield Reached(path, value, put, owner, kind)
+                yield one
             continue
-        if id(value) in walked or isinstance(value, _NOT_STATE) or _is_left_out(value):
+        if id(value) in walked or _is_no_state(value, known):
             continue
-        if id(value) in known and not isinstance(value, torch.nn.Module):
-            continue  # a module saves its tensors, and not what else it has
         walked[id(value)] = value
         if isinstance(value, _GENERATORS):
-            yield Reached(path, value, _put_generator(value), owner, kind)
-            continue
-        if depth >= DEPTH_MAX:
-            continue
-        if (
-            id(value) not in known
-            and hasattr(value, "state_dict")
-            and hasattr(value, "load_state_dict")
-        ):
-            owner, kind = path, type(value).__name__
-        for name, part, put_part in _parts(value):
-            todo.append((f"{path}{name}", part, put_part, depth + 1, owner, kind))
+            yield Reached(one.path, value, _put_generator(value), one.owner, one.kind)
+        elif depth < DEPTH_MAX:
+            inner = _inside(one, known)
+            todo += inner
+            depths += [depth + 1] * len(inner)
+
+
+def _inside(one: Reached, known: Mapping[int, Any]) -> list[Reached]:
+    owner, kind = one.owner, one.kind
+    if id(one.value) not in known and _gives_state(one.value):
+        owner, kind = one.path, type(one.value).__name__
+    return [
+        Reached(f"{one.path}{name}", part, put, owner, kind)
+        for name, part, put in _parts(one.value)
+    ]
+
+
+def _gives_state(value: Any) -> bool:
+    return hasattr(value, "state_dict") and hasattr(value, "load_state_dict")
+
+
+def _roots() -> Iterator[tuple[str, Any, Put]]:
+    for frame in script_frames():
+        if frame.f_code.co_name != "<module>":
+            for name, value in dict(frame.f_locals).items():
+                yield f"{frame.f_code.co_name}.{name}", value, _put_local(frame, name)
+    main: dict[str, Any] = vars(sys.modules["__main__"])
+    for name, value in dict(main).items():
+        yield name, value, _put_item(main, name)
+
+
+def _is_no_state(value: Any, known: Mapping[int, Any]) -> bool:
+    # A module saves its tensors, and not what else it has.
+    is_saved = id(value) in known and not isinstance(value, torch.nn.Module)
+    return is_saved or isinstance(value, _NOT_STATE) or _is_left_out(value)
 
 
 def _is_left_out(value: Any) -> bool:

@@ -145,6 +145,16 @@ class NotedOperations(msgspec.Struct, frozen=True, kw_only=True, tag="operations
     operations: list[tuple[str, str, str, str]]
 
 
+class WorkerHeld(msgspec.Struct, frozen=True, kw_only=True, tag="held"):
+    """The process has made all the steps that are wanted of it, and waits to be ended.
+
+    Attributes:
+        step: completed steps.
+    """
+
+    step: int
+
+
 class RecorderTrouble(msgspec.Struct, frozen=True, kw_only=True, tag="trouble"):
     """Something could not be recorded; told once. Training went on.
 
@@ -165,6 +175,7 @@ Line = (
     | NotedCall
     | ReachSeen
     | NotedOperations
+    | WorkerHeld
     | RecorderTrouble
 )
 _decoder = msgspec.json.Decoder(Line)
@@ -181,6 +192,7 @@ class WorkerRecord(NamedTuple):
     calls: Sequence[NotedCall] = ()
     reached: Sequence[ReachSeen] = ()
     operations: Sequence[NotedOperations] = ()
+    is_held: bool = False
 
 
 class Records:
@@ -227,6 +239,7 @@ def _record(lines: list[Line]) -> WorkerRecord | None:
         calls=of.get(NotedCall, []),
         reached=of.get(ReachSeen, []),
         operations=of.get(NotedOperations, []),
+        is_held=WorkerHeld in of,
     )
 
 

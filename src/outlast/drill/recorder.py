@@ -182,11 +182,7 @@ class Recorder:
             return
         with self._recording():
             self._know(module)
-        if not self._by_session and not self._has_begun:
-            self._has_begun = True
-            with self._recording():
-                self._ahead = self._streams()
-            self._obey(self._step + 1)
+        self._begin_uncounted()
         with self._recording():
             self._inputs.append(digest_of([args, options] if options else args))
 
@@ -202,6 +198,7 @@ class Recorder:
         """Ahead of an optimizer's step."""
         if not self._is_on or _is_captured():
             return
+        self._begin_uncounted()
         with self._recording():
             if id(optimizer) not in self._optimizers:
                 name = _new_name(optimizer, self._optimizers)
@@ -218,6 +215,14 @@ class Recorder:
             self._step += 1
             self._complete(self._step)
         self._attended(self._step)
+
+    def _begin_uncounted(self) -> None:
+        """Something of a step is seen that no session has told of."""
+        if not self._by_session and not self._has_begun:
+            self._has_begun = True
+            with self._recording():
+                self._ahead = self._streams()
+            self._obey(self._step + 1)
 
     def _know(self, module: torch.nn.Module) -> None:
         inner = _unwrapped(module)

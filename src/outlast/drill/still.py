@@ -116,7 +116,7 @@ def _stop_clocks(tell: Tell) -> None:
 
     real_datetime: Any = datetime.datetime
 
-    class Stopped(real_datetime):  # type: ignore[misc] # the interpreter's own cannot be changed
+    class Stopped(real_datetime):  # the interpreter's own cannot be changed
         """The clock's moment, which stands for the script."""
 
         @classmethod
