@@ -1,17 +1,14 @@
 """Does in a worker what the conditions of its start ask for at a step.
 
-A job is asked to leave by the worker itself, behind the step that was named, by the signal that its
-agent would get from a platform: so it is the same step in each run. From there on steps are slow,
-as an agent takes longer to hear than some steps take. Behind the last step that is wanted nothing
-goes on: whoever runs the job ends it there.
+Behind the step at which a job is to be given notice it says so in its record, for whoever runs it,
+and from there on its steps are slow: a signal takes longer to be heard than some steps take. Behind
+the last step that is wanted nothing goes on: whoever runs the job ends it there.
 
 Guarantees: where nothing is asked for, nothing is done.
 """
 
 from __future__ import annotations
 
-import os
-import signal
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -21,11 +18,10 @@ from outlast.drill import reach
 from outlast.drill.conditions import CARRIED, Conditions
 from outlast.drill.digests import digest_of, unseen
 from outlast.drill.kernels import Operations
-from outlast.drill.record import Line, NotedOperations, ReachSeen, WorkerHeld
+from outlast.drill.record import Line, NotedOperations, NoticeDue, ReachSeen, WorkerHeld
 from outlast.drill.still import DrawnLines
-from outlast.health.processes import AGENT_VARIABLE
 
-SLOW_S: Final = 0.1
+SLOW_S: Final = 0.25
 HELD_S: Final = 600.0
 
 
@@ -79,7 +75,7 @@ class Attendant:
             with unseen():
                 reach.keep(known(), self._run / f"{rank}.{CARRIED}")
         if asked.notice_after and step >= asked.notice_after:
-            self._leave(rank)
+            self._leave(step)
         if asked.hold_after and step >= asked.hold_after:
             self._write(WorkerHeld(step=step))
             time.sleep(HELD_S)
@@ -96,9 +92,8 @@ class Attendant:
         if self._draws is not None and step >= 2:
             self._draws.close()
 
-    def _leave(self, rank: int) -> None:
-        agent = int(os.environ.get(AGENT_VARIABLE, "0"))
-        if not self._has_asked and rank == 0 and agent:
-            os.kill(agent, signal.SIGTERM)
-        self._has_asked = True
+    def _leave(self, step: int) -> None:
+        if not self._has_asked:
+            self._has_asked = True
+            self._write(NoticeDue(step=step))
         time.sleep(SLOW_S)

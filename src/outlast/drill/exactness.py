@@ -317,22 +317,28 @@ class ResumeDrill:
         if own.part in (LOSS, STATE) and self._find_kernel(own):
             return
         for change in still_in_order(own):
-            if self._still_differs([change]) is None:
+            if self._still_differs(own, [change]) is None:
                 return
         together = [one for one in still_in_order(own) if one != of.NO_LOADER_WORKERS]
-        if self._still_differs(together) is None:
+        if self._still_differs(own, together) is None:
             self._causes.clear()
             needed = list(together)
             for change in together:
                 fewer = [one for one in needed if one != change]
-                if fewer and self._still_differs(fewer, notes=False) is None:
+                if fewer and self._still_differs(own, fewer, notes=False) is None:
                     needed = fewer
             self._causes = [cause_of(one, self._calls, self._lines) for one in needed]
 
-    def _still_differs(self, changes: list[str], *, notes: bool = True) -> Difference | None:
+    def _still_differs(
+        self, own: Difference, changes: list[str], *, notes: bool = True
+    ) -> Difference | None:
         what = " and ".join(TRIED_WORDS[one] for one in changes)
         words = what if len(changes) == 1 else f"{len(changes)} things held still"
-        one, other = self._pair(f"try: {words}", changes=changes, find_draws=True)
+        try:
+            one, other = self._pair(f"try: {words}", changes=changes, find_draws=True)
+        except ScriptFailed:  # it cannot be had so
+            self._try(words, helped=False)
+            return own
         first, second = History(one), History(other)
         found = difference(first, second, min(self._upto, first.reached(), second.reached()))
         self._calls = _calls([*one, *other])
@@ -385,6 +391,15 @@ class ResumeDrill:
 
     def _whole_run_helps(self, stop: StopTried, change: str) -> bool:
         what = TRIED_WORDS[change]
+        try:
+            helped, calls = self._whole_run(what, stop, change)
+        except ScriptFailed:  # it cannot be had so
+            helped, calls = False, []
+        if self._try(what, helped=helped):
+            self._causes.append(cause_of(change, calls, self._lines))
+        return helped
+
+    def _whole_run(self, what: str, stop: StopTried, change: str) -> tuple[bool, list[NotedCall]]:
         with self._new_run() as plain, self._new_run() as run:
             plain.start(Conditions(hold_after=self._steps, changes=[change]))
             self._finish(f"try: {what}", [plain])
@@ -393,15 +408,12 @@ class ResumeDrill:
             try:
                 code = self._leave(run, stop.at, [change])
                 if code == Exit.FINISHED:
-                    return self._try(what, helped=False)
+                    return False, []
                 asked = Conditions(hold_after=self._steps, changes=[change])
                 _, differs = self._go_on(run, stop.at, code, asked, f"try: {what}, started again")
             finally:
                 self._first = before
-            if not self._try(what, helped=differs is None):
-                return False
-            self._causes.append(cause_of(change, _calls(run.records()), self._lines))
-            return True
+            return differs is None, _calls(run.records())
 
     def _brought_across_helps(self, run: ProvedRun, stop: StopTried) -> bool:
         """Compare what the script's names reach, and bring what differs across."""

@@ -69,7 +69,8 @@ class ProvedRun:
         self._environ = self.place.environ(environ)
         self._records = Records(self.run)
         self._process: subprocess.Popen[bytes] | None = None
-        self._began_s = self._moved_s = 0.0
+        self._began_s = self._moved_s = self._began_t = 0.0
+        self._has_notice = False
         self._seen_steps = -1
 
     def __enter__(self) -> Self:
@@ -81,6 +82,7 @@ class ProvedRun:
     def start(self, conditions: Conditions) -> None:
         """Start it, or start it again in its place."""
         write_conditions(self.run, conditions)
+        self._began_t, self._has_notice = time.time(), False
         environ = dict(self._environ)
         if HASH_SEED in conditions.changes:
             environ["PYTHONHASHSEED"] = "0"
@@ -100,6 +102,7 @@ class ProvedRun:
                 start_new_session=True,
             )
         self._began_s = self._moved_s = time.monotonic()
+        self._seen_steps = -1
 
     def poll(self) -> bool:
         """Whether the start is over: the job has ended, or its workers wait behind the last step.
@@ -116,6 +119,9 @@ class ProvedRun:
         if self._is_held() and not is_over:
             self.end()
             return True
+        if not is_over and not self._has_notice and any(one.is_due for one in self._newest()):
+            self._has_notice = True
+            self._process.terminate()  # as a platform's notice that is a signal
         is_late = now_s - self._moved_s > QUIET_LIMIT_S or now_s - self._began_s > LIMIT_S
         if is_late and not is_over:
             self.end()
@@ -138,7 +144,7 @@ class ProvedRun:
         return min(one.steps[-1].step if one.steps else 0 for one in newest)
 
     def _newest(self) -> list[WorkerRecord]:
-        records = self.records()
+        records = [one for one in self.records() if one.begun.t >= self._began_t]
         attempt = max((one.begun.attempt for one in records), default=0)
         return [one for one in records if one.begun.attempt == attempt]
 
@@ -279,6 +285,7 @@ def difference(undisturbed: History, other: History, upto: int) -> Difference | 
         other: its attempts are put where they belong.
         upto: the newest step that is compared.
     """
+    streams = {rank: _drawn_from(undisturbed, rank) for rank in undisturbed.ranks}
     for step in range(1, upto + 1):
         for rank in undisturbed.ranks:
             was = undisturbed.made(rank, step)
@@ -286,10 +293,20 @@ def difference(undisturbed: History, other: History, upto: int) -> Difference | 
                 found = other.found_by(one.pid)
                 first = found is not None and other.first_of(one.pid) is one.record
                 before = _before(undisturbed, rank, step) if first else None
-                differs = _differs(was[0].record, one.record, found if first else None, before)
+                begun = found if first else None
+                differs = _differs(was[0].record, one.record, begun, before, streams[rank])
                 if differs is not None:
                     return Difference(step, rank, *differs)
     return None
+
+
+def _drawn_from(undisturbed: History, rank: int) -> set[str]:
+    """The generators that steps draw from: others may have any state, and make no difference."""
+    seen: dict[str, set[str]] = {}
+    for made in undisturbed.steps(rank):
+        for name, digest in [*made.record.random_before.items(), *made.record.random.items()]:
+            seen.setdefault(name, set()).add(digest)
+    return {name for name, digests in seen.items() if len(digests) > 1}
 
 
 def _before(undisturbed: History, rank: int, step: int) -> Mapping[str, str] | None:
@@ -301,7 +318,11 @@ def _before(undisturbed: History, rank: int, step: int) -> Mapping[str, str] | N
 
 
 def _differs(
-    was: StepRecord, now: StepRecord, found: StateFound | None, before: Mapping[str, str] | None
+    was: StepRecord,
+    now: StepRecord,
+    found: StateFound | None,
+    before: Mapping[str, str] | None,
+    streams: set[str],
 ) -> tuple[str, list[str], tuple[str, str] | None] | None:
     for part, field in _RECORDED:
         if part == RATE and found is not None and before is not None:
@@ -309,6 +330,8 @@ def _differs(
             if names:
                 return BEFORE, names, None
         one, other = getattr(was, field), getattr(now, field)
+        if part in (RANDOM, RANDOM_AFTER):
+            one, other = ({n: d for n, d in all_.items() if n in streams} for all_ in (one, other))
         if one == other:
             continue
         if isinstance(one, dict):

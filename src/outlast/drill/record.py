@@ -145,6 +145,16 @@ class NotedOperations(msgspec.Struct, frozen=True, kw_only=True, tag="operations
     operations: list[tuple[str, str, str, str]]
 
 
+class NoticeDue(msgspec.Struct, frozen=True, kw_only=True, tag="due"):
+    """The step is complete behind which the job is to be given notice.
+
+    Attributes:
+        step: completed steps.
+    """
+
+    step: int
+
+
 class WorkerHeld(msgspec.Struct, frozen=True, kw_only=True, tag="held"):
     """The process has made all the steps that are wanted of it, and waits to be ended.
 
@@ -175,6 +185,7 @@ Line = (
     | NotedCall
     | ReachSeen
     | NotedOperations
+    | NoticeDue
     | WorkerHeld
     | RecorderTrouble
 )
@@ -192,6 +203,7 @@ class WorkerRecord(NamedTuple):
     calls: Sequence[NotedCall] = ()
     reached: Sequence[ReachSeen] = ()
     operations: Sequence[NotedOperations] = ()
+    is_due: bool = False
     is_held: bool = False
 
 
@@ -239,6 +251,7 @@ def _record(lines: list[Line]) -> WorkerRecord | None:
         calls=of.get(NotedCall, []),
         reached=of.get(ReachSeen, []),
         operations=of.get(NotedOperations, []),
+        is_due=NoticeDue in of,
         is_held=WorkerHeld in of,
     )
 

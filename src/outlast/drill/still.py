@@ -153,7 +153,6 @@ class _OnlyFor:
 
         kind = type("module", (types.ModuleType,), {name: property(of_caller)})
         self._module.__class__ = kind
-        delattr(self._module, name)
 
 
 def _be_nobody(tell: Tell) -> None:
@@ -206,7 +205,6 @@ def _seed_if_none(owner: Any, name: str, what: str, tell: Tell) -> None:
     if isinstance(original, type):  # a class stays one for libraries, which ask what is one
         kind = type("module", (type(owner),), {name: property(of_caller)})
         owner.__class__ = kind
-        delattr(owner, name)
     else:
         setattr(owner, name, made)
 
