@@ -9,6 +9,7 @@ Guarantees: where nothing is asked for, nothing is done.
 
 from __future__ import annotations
 
+import signal
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -52,39 +53,45 @@ class Attendant:
         if self._draws is not None:
             self._draws.open()
 
-    def ahead(self, step: int, rank: int, known: Callable[[], Mapping[int, Any]]) -> None:
+    def ahead(
+        self, step: int, rank: int, known: Callable[[], Mapping[int, Any]], *, is_counted: bool
+    ) -> None:
         """So many steps are complete, and the next one has its batch.
 
         Args:
             step: completed steps.
             rank: of this process, in its attempt.
             known: gives id → object, of what is recorded as state.
+            is_counted: whether a session counts the steps.
         """
         asked = self._asked
-        if asked.carry and not self._has_carried:
-            self._has_carried = True
-            with unseen():
-                reach.put(known(), self._run / f"{rank}.{CARRIED}", asked.carry)
+        self.arrives(rank, known)
         if step in asked.look_at:
             with unseen():
                 seen = list(reach.values(known()))
                 owners = {one.path: [one.owner, one.kind] for one in seen if one.owner}
                 found = {one.path: digest_of(one.value) for one in seen}
             self._write(ReachSeen(step=step, values=found, owners=owners))
-        if step and step == asked.keep_at:
-            with unseen():
-                reach.keep(known(), self._run / f"{rank}.{CARRIED}")
         if asked.notice_after and step >= asked.notice_after:
-            self._leave(step)
+            self._leave(step, is_counted=is_counted)
         if asked.hold_after and step >= asked.hold_after:
-            self._write(WorkerHeld(step=step))
-            time.sleep(HELD_S)
+            self._hold(step)
         if asked.kernels_at and step + 1 == asked.kernels_at:
             self._operations = Operations(lambda *told: self._noted.append(told))
             self._operations.__enter__()
 
-    def behind(self, step: int) -> None:
+    def arrives(self, rank: int, known: Callable[[], Mapping[int, Any]]) -> None:
+        """The process comes to its first step; in a session, ahead of that step's batch."""
+        if self._asked.carry and not self._has_carried:
+            self._has_carried = True
+            with unseen():
+                reach.put(known(), self._run / f"{rank}.{CARRIED}", self._asked.carry)
+
+    def behind(self, step: int, rank: int, known: Callable[[], Mapping[int, Any]]) -> None:
         """So many steps are complete."""
+        if step == self._asked.keep_at:
+            with unseen():
+                reach.keep(known(), self._run / f"{rank}.{CARRIED}")
         if self._operations is not None:
             self._operations.__exit__(None, None, None)
             self._operations = None
@@ -92,8 +99,14 @@ class Attendant:
         if self._draws is not None and step >= 2:
             self._draws.close()
 
-    def _leave(self, step: int) -> None:
+    def _leave(self, step: int, *, is_counted: bool) -> None:
         if not self._has_asked:
             self._has_asked = True
             self._write(NoticeDue(step=step))
+            if not is_counted and not callable(signal.getsignal(signal.SIGTERM)):
+                self._hold(step)  # nobody would tell a script that does not listen
         time.sleep(SLOW_S)
+
+    def _hold(self, step: int) -> None:
+        self._write(WorkerHeld(step=step))
+        time.sleep(HELD_S)

@@ -64,6 +64,7 @@ class TriedChange(msgspec.Struct, frozen=True, kw_only=True):
     helped: bool
 
 
+PLACES_MAX: Final = 4  # of one cause
 _FIRST_BY_PART: Final = {
     BEFORE: (of.SEED_TORCH, of.ENTROPY, of.SEED_NUMPY, of.SEED_PYTHON),
     RANDOM: (of.SEED_TORCH, of.ENTROPY, of.SEED_NUMPY, of.SEED_PYTHON),
@@ -119,7 +120,8 @@ def cause_of(change: str, calls: Iterable[NotedCall], lines: ScriptLines) -> Cau
     """
     seen = [call for call in calls if not call.what.startswith("draws from")]
     drawn = {call.what.removeprefix("draws from "): call.where for call in reversed(list(calls))}
-    where, read = (seen[0].where, seen[0].what) if seen else ("", "")
+    where = ", ".join(list(dict.fromkeys(call.where for call in seen))[:PLACES_MAX])
+    read = seen[0].what if seen else ""
     if change in _SEEDS:
         name, stream, write = _SEEDS[change]
         first = drawn.get(stream, "")
@@ -163,7 +165,7 @@ def cause_of(change: str, calls: Iterable[NotedCall], lines: ScriptLines) -> Cau
             kind="loader workers",
             what="the data set draws random numbers in the loader's processes: what a sample gets "
             "depends on how many its process made before, and a resume has new processes",
-            where=lines.assigned("__never__") or lines.called("DataLoader", "StatefulDataLoader"),
+            where=lines.called("DataLoader", "StatefulDataLoader"),
             write="draw by the index: np.random.default_rng((seed, epoch, index)) in "
             "__getitem__; or num_workers=0",
         )

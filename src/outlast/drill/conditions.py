@@ -36,7 +36,7 @@ class Conditions(msgspec.Struct, frozen=True, kw_only=True):
         hold_after: the step behind which it does not go on; 0 for none.
         changes: what is held still.
         look_at: steps ahead of which all that the script's names reach is looked at.
-        keep_at: the step ahead of which that is also written to ``CARRIED``; 0 for none.
+        keep_at: the step behind which that is written to ``CARRIED``; 0 for none.
         carry: paths of what is taken from there, ahead of the process' first step.
         kernels_at: the step whose operations are noted one by one; 0 for none.
         find_draws: whether lines that draw random numbers are looked for.

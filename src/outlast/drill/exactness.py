@@ -56,7 +56,7 @@ from outlast.errors import ConfigError, Exit
 
 STEPS: Final = 20
 STEPS_MIN: Final = 4
-AT: Final = 7  # no multiple of what batches are accumulated by
+AT: Final = 6  # the next step, where the job leaves, is no multiple of anything
 ALONE_MAX: Final = 6  # suspects that are tried one by one
 
 

@@ -146,6 +146,16 @@ class Recorder:
             sessions: the class of all sessions.
         """
         sessions.observers.append(self)
+        come = sessions._come_to_boundary
+
+        def come_to_boundary(session: Any) -> Any:
+            if self._attendant is not None and not self._by_session:  # ahead of the first batch
+                with self._never_stops_training():
+                    known = lambda: _TensorsTold.of(session._objects.stateful).objects  # noqa: E731
+                    self._attendant.arrives(_place_in_attempt()[0], known)
+            return come(session)
+
+        sessions._come_to_boundary = come_to_boundary
 
     def ended(self) -> None:
         """The script is through."""
@@ -275,7 +285,8 @@ class Recorder:
         if self._attendant is not None:
             with self._never_stops_training():
                 known = lambda: self._told(of_session=self._by_session).objects  # noqa: E731
-                self._attendant.ahead(step - 1, _place_in_attempt()[0], known)
+                rank = _place_in_attempt()[0]
+                self._attendant.ahead(step - 1, rank, known, is_counted=self._by_session)
         orders = []
         with self._never_stops_training():
             orders = take_orders(self._run, _place_in_attempt()[0], step)
@@ -285,7 +296,8 @@ class Recorder:
     def _attended(self, step: int) -> None:
         if self._is_on and self._attendant is not None:
             with self._never_stops_training():
-                self._attendant.behind(step)
+                known = lambda: self._told(of_session=self._by_session).objects  # noqa: E731
+                self._attendant.behind(step, _place_in_attempt()[0], known)
 
     def _state(self) -> tuple[dict[str, str], dict[str, str]]:
         """Digests of what is trained: of what the session was given, and of what it was not.
@@ -358,6 +370,14 @@ class _TensorsTold:
         self.digests: dict[str, str] = {}
         self.objects: dict[int, Any] = dict(before.objects) if before else {}
         self._names: dict[int, str] = dict(before._names) if before else {}
+
+    @classmethod
+    def of(cls, objects: Mapping[str, Any]) -> _TensorsTold:
+        """Of objects under their names."""
+        told = cls()
+        for name, one in objects.items():
+            told.add(name, one)
+        return told
 
     def add(self, name: str, one: Any) -> None:
         """What ``one`` consists of, unless it was told of."""
@@ -472,7 +492,7 @@ def _hear_of_calls(tell: Callable[..., None]) -> None:
     is_compiling = torch.compiler.is_compiling
 
     def __call__(self: Any, *args: Any, **options: Any) -> Any:  # noqa: N807 - as torch names it
-        if is_compiling() or depth.is_inside or not self.__dict__.get("training"):
+        if is_compiling() or depth.is_inside or not getattr(self, "training", False):
             return original(self, *args, **options)
         depth.is_inside = True
         try:

@@ -97,6 +97,8 @@ def _report(console: Paper, proof: ResumeProof) -> None:
 
 def _of_stop(stop: StopTried) -> str:
     left = f"notice behind step {stop.at}, left with exit {stop.exit_code}"
+    if stop.exit_code < 0:
+        left = f"listens to no notice, and was killed behind step {stop.at}"
     if stop.went_on_from is None:
         return f"{left}, began again from a state that no step had"
     steps = f"{left}, went on from step {stop.went_on_from}"
