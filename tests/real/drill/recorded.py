@@ -63,7 +63,11 @@ def compiled():
 
 
 def compiled_in_place():
-    model = nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 1))
+    class Net(nn.Sequential):
+        def forward(self, x):
+            return self[2](self[1](self[0](x)))
+
+    model = Net(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 1))
     model.compile(backend="aot_eager", fullgraph=True)
     return trained(model)
 
@@ -142,21 +146,13 @@ def trainer():
 
 
 def fragile():
-    class Odd:
-        def state_dict(self):
-            raise RuntimeError("ask me not")
-
-        def load_state_dict(self, state):
-            pass
-
     class Shy(nn.Linear):
         def named_buffers(self, *_, **__):
-            raise RuntimeError("nor me")
+            raise RuntimeError("ask me not")
 
-    import outlast
-
-    del outlast
-    return trained(nn.Sequential(Shy(8, 4), nn.Linear(4, 1)))
+    model = Shy(8, 1)
+    trained(model)
+    return nn.ParameterDict(dict(model.named_parameters()))
 
 
 if __name__ == "__main__":

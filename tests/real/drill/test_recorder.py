@@ -102,7 +102,7 @@ def test_an_unchanged_trainer(floor, tmp_path):
 
 def test_what_cannot_be_recorded_is_said_once_and_training_goes_on(floor, tmp_path):
     recorded = run(floor, tmp_path, "fragile")
-    assert recorded.records[0].trouble == "RuntimeError: nor me"
+    assert recorded.records[0].trouble == "RuntimeError: ask me not"
     assert not recorded.steps
 
 
