@@ -235,7 +235,7 @@ class Suspect(NamedTuple):
     """Values that are not the same, behind one name of the script's.
 
     Attributes:
-        name: as the script has it: ``main.ema``, ``scale``.
+        name: as the script has it: ``main().ema``, ``scale``.
         paths: of the values.
         owner: path of the object that gives and takes its state itself; "" for none.
         kind: class of that.
@@ -272,25 +272,31 @@ def _name_of(path: str) -> str:
 
 def of_state(suspect: Suspect, lines: ScriptLines) -> Cause:
     """The cause that state behind a name of the script's is in no checkpoint."""
-    *around, last = suspect.name.split(".")
-    function = around[0] if around else ""
-    shown = suspect.name.removeprefix(f"{function}.") if lines.assigned(last, function) else ""
-    shown = shown or suspect.name
-    where = lines.assigned(last, function)
+    function, _, name = suspect.name.rpartition("().")
+    *around, last = name.split(".")
+    what = f"{name} is in no checkpoint: a resume begins it anew"
     if suspect.owner:
-        write = f"outlast.session(…, {last}={last})"
-        what = f"{shown} ({suspect.kind}) is in no checkpoint: a resume begins it anew"
-        return Cause(kind="unnamed object", what=what, where=lines.called("session"), write=write)
-    is_attribute = len(around) > 1 or (len(around) == 1 and not lines.assigned(function, function))
-    what = f"{shown} is in no checkpoint: a resume begins it anew"
-    if not is_attribute or len(around) == 1:
-        write = (
-            f"keep {last} in an object with state_dict and load_state_dict that the session is "
-            "given, or work it out from session.step"
+        return Cause(
+            kind="unnamed object",
+            what=f"{name} ({suspect.kind}) is in no checkpoint: a resume begins it anew",
+            where=lines.called("session") or lines.assigned(last, function),
+            write=f"outlast.session(…, {last}={last})",
         )
-        return Cause(kind="unprotected variable", what=what, where=where, write=write)
-    write = (
-        f"give {'.'.join(around[1:]) or around[0]} a state_dict and a load_state_dict with {last} "
-        f'in it, and name it for the session; in a module: self.register_buffer("{last}", …)'
+    where = lines.assigned(last, function)
+    if not around:
+        return Cause(
+            kind="unprotected variable",
+            what=what,
+            where=where,
+            write=f"work {last} out from session.step, or keep it in an object with state_dict and "
+            "load_state_dict that the session is given",
+        )
+    holder = ".".join(around)
+    return Cause(
+        kind="unprotected attribute",
+        what=what,
+        where=where,
+        write=f"in a module: self.register_buffer({last!r}, …); in a data set: what depends on the "
+        f"index alone; else give {holder} a state_dict and a load_state_dict with {last} in it, "
+        "and name it for the session",
     )
-    return Cause(kind="unprotected attribute", what=what, where=where, write=write)

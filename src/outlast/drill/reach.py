@@ -2,7 +2,7 @@
 
 State that is in no checkpoint is somewhere: in a global, in a variable of the function that has the
 loop, in an attribute of an object there. ``values`` walks from those names and gives each number,
-tensor and generator under its path (``main.ema.shadow.weight``). Two runs are compared at the same
+tensor and generator under its path (``main().ema.shadow.weight``). Two runs are compared at the same
 step by them, and what differs is a suspect. It is a cause if the difference between the runs is
 gone once the value was brought across by hand: ``keep`` writes values ahead of a step, ``put``
 brings them into a process that has resumed there.
@@ -127,7 +127,7 @@ def _roots() -> Iterator[tuple[str, Any, Put]]:
     for frame in script_frames():
         if frame.f_code.co_name != "<module>":
             for name, value in dict(frame.f_locals).items():
-                yield f"{frame.f_code.co_name}.{name}", value, _put_local(frame, name)
+                yield f"{frame.f_code.co_name}().{name}", value, _put_local(frame, name)
     main: dict[str, Any] = vars(sys.modules["__main__"])
     for name, value in dict(main).items():
         yield name, value, _put_item(main, name)

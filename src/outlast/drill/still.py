@@ -54,9 +54,11 @@ def hold_still(changes: list[str], tell: Tell) -> None:
         changes: those of ``conditions``.
         tell: called with what was read, and the script's line.
     """
-    if of.SEED_PYTHON in changes:
+    # Loaders' processes get their seeds from torch; without them, the script's own are drawn from.
+    is_alone = of.NO_LOADER_WORKERS in changes
+    if is_alone or of.SEED_PYTHON in changes:
         random.seed(of.SEED)
-    if of.SEED_NUMPY in changes:
+    if is_alone or of.SEED_NUMPY in changes:
         when_there("numpy", lambda numpy: numpy.random.seed(of.SEED))
     if of.SEED_TORCH in changes:
         when_there("torch", lambda torch: torch.manual_seed(of.SEED))
