@@ -1,9 +1,9 @@
 """What the script's own names reach: looked at, kept, and put into another process.
 
-State that is in no checkpoint is somewhere: in a global, in a variable of the function that has the
+State that is in no checkpoint is somewhere: in a global, in a variable of the function with the
 loop, in an attribute of an object there. ``values`` walks from those names and gives each number,
-tensor and generator under its path (``main().ema.shadow.weight``). Two runs are compared at the same
-step by them, and what differs is a suspect. It is a cause if the difference between the runs is
+tensor and generator under its path (``main().ema.shadow.weight``). Two runs are compared at the
+same step by them, and what differs is a suspect. It is a cause if the difference between the runs is
 gone once the value was brought across by hand: ``keep`` writes values ahead of a step, ``put``
 brings them into a process that has resumed there.
 
