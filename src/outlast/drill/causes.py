@@ -209,13 +209,16 @@ class SuspectKernel(NamedTuple):
 def suspect_kernel(
     one: Sequence[NotedOperations], other: Sequence[NotedOperations]
 ) -> SuspectKernel | None:
-    """The first operation whose inputs are the same and whose outputs are not."""
+    """The first operation whose inputs are the same and whose outputs are not.
+
+    One whose inputs differ may still be innocent: memory that it is to fill has any content.
+    """
     for first, second in zip(one, other, strict=False):
         pairs = zip(first.operations, second.operations, strict=False)
         for (name, given, made, where), (name_2, given_2, made_2, _) in pairs:
-            if (name, given) != (name_2, given_2):
+            if name != name_2:
                 return None
-            if made != made_2:
+            if given == given_2 and made != made_2:
                 return SuspectKernel(name, where)
     return None
 

@@ -48,7 +48,8 @@ class Operations(TorchDispatchMode):
         node = torch._C._current_autograd_node()
         if node is None:
             line = place_of(sys._getframe(1))
-            self._lines.setdefault(torch.autograd._get_sequence_nr(), line)
+            # The node of this operation was made just before, and has taken the number.
+            self._lines.setdefault(torch.autograd._get_sequence_nr() - 1, line)
         else:
             line = self._lines.get(node._sequence_nr(), "")
         with unseen():

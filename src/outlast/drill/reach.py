@@ -3,8 +3,8 @@
 State that is in no checkpoint is somewhere: in a global, in a variable of the function with the
 loop, in an attribute of an object there. ``values`` walks from those names and gives each number,
 tensor and generator under its path (``main().ema.shadow.weight``). Two runs are compared at the
-same step by them, and what differs is a suspect. It is a cause if the difference between the runs is
-gone once the value was brought across by hand: ``keep`` writes values ahead of a step, ``put``
+same step by them, and what differs is a suspect. It is a cause if the difference between the runs
+is gone once the value was brought across by hand: ``keep`` writes the values behind a step, ``put``
 brings them into a process that has resumed there.
 
 What is left out: what the session was given and saves; modules, classes and functions; objects of
