@@ -22,7 +22,8 @@ from outlast.drill.kernels import Operations
 from outlast.drill.record import Line, NotedOperations, NoticeDue, ReachSeen, WorkerHeld
 from outlast.drill.still import DrawnLines
 
-SLOW_S: Final = 0.25
+SLOW_S: Final = 0.25  # of a step, twice as long each time
+SLOWEST_S: Final = 5.0
 HELD_S: Final = 600.0
 
 
@@ -47,6 +48,7 @@ class Attendant:
         self._asked = conditions
         self._write = write
         self._has_asked = self._has_carried = False
+        self._slow_s = SLOW_S
         self._operations: Operations | None = None
         self._noted: list[tuple[str, str, str, str]] = []
         self._draws = DrawnLines(tell) if conditions.find_draws else None
@@ -105,7 +107,8 @@ class Attendant:
             self._write(NoticeDue(step=step))
             if not is_counted and not callable(signal.getsignal(signal.SIGTERM)):
                 self._hold(step)  # nobody would tell a script that does not listen
-        time.sleep(SLOW_S)
+        time.sleep(self._slow_s)
+        self._slow_s = min(2 * self._slow_s, SLOWEST_S)
 
     def _hold(self, step: int) -> None:
         self._write(WorkerHeld(step=step))

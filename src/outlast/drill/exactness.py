@@ -16,6 +16,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import os
+import shutil
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -42,6 +43,7 @@ from outlast.drill.conditions import Conditions
 from outlast.drill.proof import (
     BATCH,
     LOSS,
+    MISSING,
     STATE,
     Difference,
     ProvedRun,
@@ -174,7 +176,7 @@ class ResumeDrill:
         """
         began_s = time.monotonic()
         first, second = self._undisturbed("two undisturbed runs")
-        self._upto = min(first.reached(), second.reached())
+        self._upto = max(first.reached(), second.reached())
         own = difference(first, second, self._upto)
         stops: list[StopTried] = []
         self._listener.ended(f"they differ: {own.words}" if own else "they are the same")
@@ -208,7 +210,8 @@ class ResumeDrill:
     # --- runs ------------------------------------------------------------------------------------
 
     @contextlib.contextmanager
-    def _new_run(self) -> Iterator[ProvedRun]:
+    def _new_run(self, *, is_try: bool = False) -> Iterator[ProvedRun]:
+        """A run in a place of its own, which is gone behind a try."""
         place = self._root / f"run-{next(self._numbers)}"
         run = ProvedRun(
             self._script,
@@ -217,26 +220,34 @@ class ResumeDrill:
             workers=self._workers,
             environ=os.environ,
         )
-        with run:
-            yield run
+        try:
+            with run:
+                yield run
+        finally:
+            if is_try:
+                shutil.rmtree(run.run, ignore_errors=True)
 
     def _finish(self, what: str, runs: list[ProvedRun]) -> None:
         self._listener.begins(what, self._steps)
         complete(runs, lambda all_: self._listener.progress(min(one.steps() for one in all_)))
 
-    def _pair(self, what: str, **asked: object) -> tuple[list[WorkerRecord], list[WorkerRecord]]:
-        """Two undisturbed runs beside each other: what they recorded."""
+    def _pair(
+        self, what: str, *, is_try: bool = True, **asked: object
+    ) -> tuple[list[WorkerRecord], list[WorkerRecord]]:
+        """Two undisturbed runs: what they recorded. Beside each other, where no GPU is shared."""
         conditions = Conditions(**{"hold_after": self._steps, **asked})  # type: ignore[arg-type]
-        with self._new_run() as one, self._new_run() as other:
-            for run in (one, other):
-                run.start(conditions)
-            self._finish(what, [one, other])
-            for run in (one, other):
+        with self._new_run(is_try=is_try) as one, self._new_run(is_try=is_try) as other:
+            runs = [one, other]
+            for at_once in [[run] for run in runs] if _has_gpu() else [runs]:
+                for run in at_once:
+                    run.start(conditions)
+                self._finish(what, at_once)
+            for run in runs:
                 self._refuse_failed(run)
             return one.records(), other.records()
 
     def _undisturbed(self, what: str) -> tuple[History, History]:
-        one, other = self._pair(what)
+        one, other = self._pair(what, is_try=False)
         self._trouble = next((record.trouble for record in one if record.trouble), "")
         return History(one), History(other)
 
@@ -257,10 +268,14 @@ class ResumeDrill:
         """Stop behind a step, start again, and compare."""
         with self._new_run() as run:
             code = self._leave(run, at)
-            if code == Exit.FINISHED:
+            has_stayed = code < 0 and any(
+                one.found and one.found.is_counted for one in run.records()
+            )
+            if code == Exit.FINISHED or has_stayed:
                 raise ScriptFailed(
-                    f"notice was given behind step {at}, and the script went on to its end; its "
-                    f"output is in {run.place.log}"
+                    f"notice was given behind step {at}, and the script went on to "
+                    f"{'the last step' if has_stayed else 'its end'}; its output is in "
+                    f"{run.place.log}"
                 )
             run.keep()
             stop, differs = self._go_on(run, at, code, Conditions(hold_after=self._steps))
@@ -290,6 +305,8 @@ class ResumeDrill:
         history = History(records, self._first)
         upto = min(self._upto, history.reached())
         differs = difference(self._first, history, self._upto)
+        if differs is not None and differs.part == MISSING and run.exit_code is not None:
+            differs = differs._replace(names=[f"(exit {run.exit_code})"])
         again = [one for one in records if one.begun.pid not in left]
         lost = {one.begun.pid for one in history.lost}
         went_on: int | None = at
@@ -340,7 +357,7 @@ class ResumeDrill:
             self._try(words, helped=False)
             return own
         first, second = History(one), History(other)
-        found = difference(first, second, min(self._upto, first.reached(), second.reached()))
+        found = difference(first, second, max(first.reached(), second.reached()))
         self._calls = _calls([*one, *other])
         if self._try(words, helped=found is None) and notes and len(changes) == 1:
             self._causes.append(cause_of(changes[0], self._calls, self._lines))
@@ -360,7 +377,7 @@ class ResumeDrill:
         return found is not None
 
     def _why_not_resumed(self, run: ProvedRun, stop: StopTried, differs: Difference) -> None:
-        if stop.went_on_from is None:
+        if stop.went_on_from is None or differs.part == MISSING:
             return
         by_loader = self._lines.uses("DataLoader", "StatefulDataLoader")
         by_count = self._lines.uses("enumerate")
@@ -400,7 +417,7 @@ class ResumeDrill:
         return helped
 
     def _whole_run(self, what: str, stop: StopTried, change: str) -> tuple[bool, list[NotedCall]]:
-        with self._new_run() as plain, self._new_run() as run:
+        with self._new_run(is_try=True) as plain, self._new_run(is_try=True) as run:
             plain.start(Conditions(hold_after=self._steps, changes=[change]))
             self._finish(f"try: {what}", [plain])
             plain.end()
@@ -418,7 +435,7 @@ class ResumeDrill:
     def _brought_across_helps(self, run: ProvedRun, stop: StopTried) -> bool:
         """Compare what the script's names reach, and bring what differs across."""
         at = stop.went_on_from or 0
-        with self._new_run() as plain:
+        with self._new_run(is_try=True) as plain:
             plain.start(Conditions(hold_after=at, look_at=[at], keep_at=at))
             self._finish("try: what the script's names hold, undisturbed", [plain])
             plain.end()
@@ -463,6 +480,10 @@ class ResumeDrill:
         asked = Conditions(hold_after=self._steps, carry=paths)
         _, differs = self._go_on(run, stop.at, stop.exit_code, asked, f"try: {what}")
         return self._try(what, helped=differs is None)
+
+
+def _has_gpu() -> bool:
+    return any(Path(one).exists() for one in ("/dev/nvidiactl", "/dev/kfd"))
 
 
 def _calls(records: Sequence[WorkerRecord]) -> list[NotedCall]:

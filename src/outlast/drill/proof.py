@@ -227,6 +227,7 @@ RATE: Final = "learning rate"
 LOSS: Final = "loss"
 STATE: Final = "state"
 RANDOM_AFTER: Final = "random numbers behind it"
+MISSING: Final = "end"  # the step was never made
 _RECORDED: Final = (
     (BATCH, "inputs"),
     (RANDOM, "random_before"),
@@ -257,6 +258,8 @@ class Difference(NamedTuple):
     @property
     def words(self) -> str:
         """In words, as the subject of a sentence without its end."""
+        if self.part == MISSING:
+            return f"step {self.step}, rank {self.rank}: it was never made {''.join(self.names)}"
         some = ", ".join(self.names[:3])
         more = f" and {len(self.names) - 3} more" if len(self.names) > 3 else ""
         named = f": {some}{more}" if some else ""
@@ -297,6 +300,8 @@ def difference(undisturbed: History, other: History, upto: int) -> Difference | 
                 differs = _differs(was[0].record, one.record, begun, before, streams[rank])
                 if differs is not None:
                     return Difference(step, rank, *differs)
+            if was and not other.made(rank, step):
+                return Difference(step, rank, MISSING, [])
     return None
 
 
