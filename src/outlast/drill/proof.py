@@ -35,7 +35,7 @@ from outlast.errors import OutlastError
 POLL_S: Final = 0.02
 LIMIT_S: Final = 900.0  # for one start
 QUIET_LIMIT_S: Final = 300.0  # without a step
-_PARTS: Final = ("job", "tiers", "work")  # of a run's directory: what the job itself writes
+_PARTS: Final = ("job", "tiers", "work", RECORDS)  # of a run's directory: what the job writes
 
 
 class ScriptFailed(OutlastError, RuntimeError):
@@ -178,12 +178,11 @@ class ProvedRun:
                 shutil.copytree(self.run / name, self.run / "kept" / name, symlinks=True)
 
     def rewind(self) -> None:
-        """Back to what was kept; what was recorded since is gone."""
+        """Back to what was kept; what was recorded since is gone, too."""
         for name in _PARTS:
             shutil.rmtree(self.run / name, ignore_errors=True)
             if (self.run / "kept" / name).exists():
                 shutil.copytree(self.run / "kept" / name, self.run / name, symlinks=True)
-        shutil.rmtree(self.run / RECORDS, ignore_errors=True)
         self._records = Records(self.run)
         self._seen_steps = -1
 
