@@ -124,20 +124,20 @@ def test_other_examples_are_proved(floor, tmp_path, command):
 
 
 @pytest.mark.parametrize(
-    ("arguments", "words"),
+    ("arguments", "code", "words"),
     [
-        (["--", "nowhere.py"], "there is no script nowhere.py"),
-        (["--steps", "5", "--at", "5", "--", "recorded.py"], "leave no step behind the resume"),
-        ([], "no script is named"),
-        (["--", "idle.py"], "made no step that could be seen"),
-        (["--", "fails.py"], "made no step that could be seen"),
+        (["--", "nowhere.py"], 2, "there is no script nowhere.py"),
+        (["--steps", "5", "--at", "5", "--", "recorded.py"], 2, "leave no step behind the resume"),
+        ([], 2, "no script is named"),
+        (["--", "idle.py"], 1, "made no step that could be seen"),
+        (["--", "fails.py"], 1, "made no step that could be seen"),
     ],
 )
-def test_bad_input_is_one_line(floor, tmp_path, arguments, words):
+def test_bad_input_is_one_line(floor, tmp_path, arguments, code, words):
     shutil.copy(HERE / "recorded.py", tmp_path / "recorded.py")
     (tmp_path / "idle.py").write_text("print('nothing to do')\n")
     (tmp_path / "fails.py").write_text("1 / 0\n")
     started = floor.outlast("drill", "resume", "--json", *arguments)
-    assert started.wait() not in (0, 1), started.text
+    assert started.wait() == code, started.text
     assert words in started.err, started.text
     assert started.err.count("\n") == 1, started.err
