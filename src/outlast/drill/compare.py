@@ -83,9 +83,13 @@ class RunHistory:
     ) -> None:
         self._made: dict[int, dict[int, list[MadeStep]]] = defaultdict(lambda: defaultdict(list))
         self._found: dict[int, StateFound] = {}
+        self._of: dict[int, WorkerRecord] = {}
+        self._shifts: dict[int, int | None] = {}
         self.lost: list[WorkerRecord] = []
         for record in sorted(records, key=lambda one: one.begun.t):
+            self._of[record.begun.pid] = record
             shift = _shift(record, undisturbed)
+            self._shifts[record.begun.pid] = shift
             if shift is None:
                 self.lost.append(record)
             if record.found is not None:
@@ -115,6 +119,20 @@ class RunHistory:
     def found(self, rank: int) -> StateFound | None:
         """What a rank's first process found ahead of its first step."""
         return self._found.get(rank)
+
+    def found_by(self, pid: int) -> StateFound | None:
+        """What a process found ahead of its first step."""
+        return self._of[pid].found
+
+    def began_at(self, pid: int) -> int | None:
+        """Completed steps of the job that a process began behind; None for nobody knows."""
+        found, shift = self._of[pid].found, self._shifts[pid]
+        return None if found is None or shift is None else found.step + shift
+
+    def first_of(self, pid: int) -> StepRecord | None:
+        """The first step that a process made."""
+        steps = self._of[pid].steps
+        return steps[0] if steps else None
 
     def again(self, upto: int) -> int:
         """Steps up to ``upto`` that some rank made more than once."""

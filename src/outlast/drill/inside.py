@@ -23,6 +23,7 @@ from typing import Any, Final
 
 from outlast.attempt.early import when_imported
 from outlast.config import DRILL_VARIABLE
+from outlast.drill.conditions import Conditions, read_conditions
 from outlast.errors import ConfigError
 from outlast.launch import worker
 
@@ -54,6 +55,12 @@ class Watch:
     def __init__(self, run: Path) -> None:
         self._run = run
         self._recorder: Any = None
+        self._asked = read_conditions(run)
+        self._early: list[tuple[str, str]] = []  # what was noted before there was a record
+        if self._asked.changes:
+            from outlast.drill.still import hold_still
+
+            hold_still(self._asked.changes, self._note)
 
     def torch_is_here(self, _: ModuleType) -> None:
         """The script has imported torch."""
@@ -61,10 +68,20 @@ class Watch:
 
         self._recorder = Recorder(self._run)
         self._recorder.open()
+        for told in self._early:
+            self._recorder.note(*told)
+        if self._asked != Conditions():
+            self._recorder.attend(self._asked)
         _once("outlast.training.session", self._sessions_are_here)
 
     def _sessions_are_here(self, module: ModuleType) -> None:
         self._recorder.follow(module.Session)
+
+    def _note(self, what: str, where: str) -> None:
+        if self._recorder is None:
+            self._early.append((what, where))
+        else:
+            self._recorder.note(what, where)
 
     def ended(self) -> None:
         """The script came to its end by itself."""

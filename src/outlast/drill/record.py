@@ -14,9 +14,9 @@ behind it.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -59,6 +59,7 @@ class StepRecord(msgspec.Struct, frozen=True, kw_only=True, tag="step"):
         unnamed: name → digest, of what is at work and a session was not given; without a session
             all of that is in ``state``.
         random: name → digest, of each of the process' random-number generators, behind it.
+        random_before: the same ahead of it: with its batch at hand, and nothing computed yet.
         rates: learning rates of the groups of each optimizer that stepped, in order, ahead of that.
         rank: in the attempt in which it was made.
         world_size: of that attempt.
@@ -74,6 +75,7 @@ class StepRecord(msgspec.Struct, frozen=True, kw_only=True, tag="step"):
     rank: int
     world_size: int
     unnamed: dict[str, str] = {}
+    random_before: dict[str, str] = {}
 
 
 class WorkerEnded(msgspec.Struct, frozen=True, kw_only=True, tag="ended"):
@@ -91,18 +93,76 @@ class StateFound(msgspec.Struct, frozen=True, kw_only=True, tag="found"):
 
     Attributes:
         step: completed steps, as the session has it; 0 where there is none.
-        by_session: whether a session counts; then lines of steps ahead of this one are of what
-            came before it, and are not read.
+        is_counted: whether a session counts the steps of this process; then lines of steps ahead
+            of this one are of what came before it, and are not read.
         state: as of :class:`StepRecord`, without what an optimizer makes in its first step.
         unnamed: as of :class:`StepRecord`.
-        random: as of :class:`StepRecord`; without a session, ahead of the first optimizer step.
+        random: as of :class:`StepRecord`, with the first step's batch at hand.
     """
 
     step: int
-    by_session: bool
+    is_counted: bool
     state: dict[str, str]
     random: dict[str, str]
     unnamed: dict[str, str] = {}
+
+
+class NotedCall(msgspec.Struct, frozen=True, kw_only=True, tag="call"):
+    """The script did something that need not be the same in each run; once for each line of it.
+
+    Attributes:
+        what: a function, a generator, a kernel.
+        where: the script's line, as "train.py:12"; "" where it has none.
+    """
+
+    what: str
+    where: str
+
+
+class ReachSeen(msgspec.Struct, frozen=True, kw_only=True, tag="reach"):
+    """What the script's own names reached at a moment.
+
+    Attributes:
+        step: completed steps; the next one has its batch.
+        values: path → digest.
+        owners: path → (path, class) of the object around it that gives its state itself.
+    """
+
+    step: int
+    values: dict[str, str]
+    owners: dict[str, list[str]]
+
+
+class NotedOperations(msgspec.Struct, frozen=True, kw_only=True, tag="operations"):
+    """The operations of one step, in order.
+
+    Attributes:
+        step: its number.
+        operations: name, digest of what it was given, digest of what it made, the script's line.
+    """
+
+    step: int
+    operations: list[tuple[str, str, str, str]]
+
+
+class NoticeDue(msgspec.Struct, frozen=True, kw_only=True, tag="due"):
+    """The step is complete behind which the job is to be given notice.
+
+    Attributes:
+        step: completed steps.
+    """
+
+    step: int
+
+
+class WorkerHeld(msgspec.Struct, frozen=True, kw_only=True, tag="held"):
+    """The process has made all the steps that are wanted of it, and waits to be ended.
+
+    Attributes:
+        step: completed steps.
+    """
+
+    step: int
 
 
 class RecorderTrouble(msgspec.Struct, frozen=True, kw_only=True, tag="trouble"):
@@ -117,7 +177,18 @@ class RecorderTrouble(msgspec.Struct, frozen=True, kw_only=True, tag="trouble"):
     what: str
 
 
-Line = WorkerBegun | StateFound | StepRecord | WorkerEnded | RecorderTrouble
+Line = (
+    WorkerBegun
+    | StateFound
+    | StepRecord
+    | WorkerEnded
+    | NotedCall
+    | ReachSeen
+    | NotedOperations
+    | NoticeDue
+    | WorkerHeld
+    | RecorderTrouble
+)
 _decoder = msgspec.json.Decoder(Line)
 
 
@@ -129,6 +200,11 @@ class WorkerRecord(NamedTuple):
     steps: list[StepRecord]
     ended: WorkerEnded | None
     trouble: str = ""
+    calls: Sequence[NotedCall] = ()
+    reached: Sequence[ReachSeen] = ()
+    operations: Sequence[NotedOperations] = ()
+    is_due: bool = False
+    is_held: bool = False
 
 
 class Records:
@@ -157,23 +233,27 @@ class Records:
 
 
 def _record(lines: list[Line]) -> WorkerRecord | None:
-    begun: WorkerBegun | None = None
-    found: StateFound | None = None
-    ended: WorkerEnded | None = None
-    steps: list[StepRecord] = []
-    trouble = ""
+    of: dict[type, list[Any]] = {}
     for line in lines:
-        if isinstance(line, StepRecord):
-            steps.append(line)
-        elif isinstance(line, StateFound):
-            found, steps = line, [] if line.by_session else steps
-        elif isinstance(line, WorkerBegun):
-            begun = line
-        elif isinstance(line, WorkerEnded):
-            ended = line
-        else:
-            trouble = line.what
-    return None if begun is None else WorkerRecord(begun, found, steps, ended, trouble)
+        if isinstance(line, StateFound) and line.is_counted:
+            of.pop(StepRecord, None)
+        of.setdefault(type(line), []).append(line)
+    if WorkerBegun not in of:
+        return None
+    last = {kind: found[-1] for kind, found in of.items()}
+    trouble = last.get(RecorderTrouble)
+    return WorkerRecord(
+        begun=last[WorkerBegun],
+        found=last.get(StateFound),
+        steps=of.get(StepRecord, []),
+        ended=last.get(WorkerEnded),
+        trouble=trouble.what if trouble is not None else "",
+        calls=of.get(NotedCall, []),
+        reached=of.get(ReachSeen, []),
+        operations=of.get(NotedOperations, []),
+        is_due=NoticeDue in of,
+        is_held=WorkerHeld in of,
+    )
 
 
 def completed(records: Iterable[WorkerRecord]) -> int:

@@ -47,9 +47,12 @@ from torch.optim.optimizer import (
 from outlast.attempt.link import ATTEMPT_VARIABLE
 from outlast.checkpoint.attributes import parameters_of
 from outlast.data import random_state
+from outlast.drill.attendant import Attendant
+from outlast.drill.conditions import Conditions
 from outlast.drill.digests import digest_of, number_of, unseen
 from outlast.drill.record import (
     Line,
+    NotedCall,
     RecorderTrouble,
     StateFound,
     StepRecord,
@@ -84,6 +87,7 @@ class Recorder:
         self._has_begun = False  # a step is under way
         self._has_found = False
         self._step = 0
+        self._ahead: dict[str, str] = {}  # random numbers' states
         self._losses: list[str] = []
         self._inputs: list[str] = []
         self._rates: list[float] = []
@@ -92,6 +96,8 @@ class Recorder:
         self._optimizers: dict[int, tuple[str, Optimizer]] = {}
         self._random: dict[str, tuple[Any, str]] = {}
         self._lock = threading.RLock()
+        self._calls: set[tuple[str, str]] = set()
+        self._attendant: Attendant | None = None
 
     # --- its life --------------------------------------------------------------------------------
 
@@ -122,6 +128,17 @@ class Recorder:
             register_optimizer_step_pre_hook(_outside_graphs(self._steps))
             register_optimizer_step_post_hook(_outside_graphs(self._stepped))
 
+    def attend(self, conditions: Conditions) -> None:
+        """Have what the conditions ask for done at steps."""
+        self._attendant = Attendant(self._run, conditions, self._write, self.note)
+
+    def note(self, what: str, where: str) -> None:
+        """The script did something that need not be the same in each run."""
+        with self._never_stops_training():
+            if (what, where) not in self._calls:
+                self._calls.add((what, where))
+                self._write(NotedCall(what=what, where=where))
+
     def follow(self, sessions: Any) -> None:
         """Have steps be those of sessions, from the first step of one on.
 
@@ -129,6 +146,16 @@ class Recorder:
             sessions: the class of all sessions.
         """
         sessions.observers.append(self)
+        come = sessions._come_to_boundary
+
+        def come_to_boundary(session: Any) -> Any:
+            if self._attendant is not None and not self._by_session:  # ahead of the first batch
+                with self._never_stops_training():
+                    known = lambda: _TensorsTold.of(session._objects.stateful).objects  # noqa: E731
+                    self._attendant.arrives(_place_in_attempt()[0], known)
+            return come(session)
+
+        sessions._come_to_boundary = come_to_boundary
 
     def ended(self) -> None:
         """The script is through."""
@@ -145,6 +172,7 @@ class Recorder:
         with self._recording():
             self._by_session, self._objects = True, objects
             self._drop()
+            self._ahead = self._streams()
             if not self._has_found:
                 self._find(step)
         self._obey(step + 1)
@@ -154,6 +182,7 @@ class Recorder:
         with self._recording():
             self._objects = objects
             self._complete(step)
+        self._attended(step)
 
     # --- what torch tells ------------------------------------------------------------------------
 
@@ -163,9 +192,7 @@ class Recorder:
             return
         with self._recording():
             self._know(module)
-        if not self._by_session and not self._has_begun:
-            self._has_begun = True
-            self._obey(self._step + 1)
+        self._begin_uncounted()
         with self._recording():
             self._inputs.append(digest_of([args, options] if options else args))
 
@@ -181,6 +208,7 @@ class Recorder:
         """Ahead of an optimizer's step."""
         if not self._is_on or _is_captured():
             return
+        self._begin_uncounted()
         with self._recording():
             if id(optimizer) not in self._optimizers:
                 name = _new_name(optimizer, self._optimizers)
@@ -196,6 +224,15 @@ class Recorder:
         with self._recording():
             self._step += 1
             self._complete(self._step)
+        self._attended(self._step)
+
+    def _begin_uncounted(self) -> None:
+        """Something of a step is seen that no session has told of."""
+        if not self._by_session and not self._has_begun:
+            self._has_begun = True
+            with self._recording():
+                self._ahead = self._streams()
+            self._obey(self._step + 1)
 
     def _know(self, module: torch.nn.Module) -> None:
         inner = _unwrapped(module)
@@ -210,10 +247,10 @@ class Recorder:
         self._write(
             StateFound(
                 step=step,
-                by_session=self._by_session,
+                is_counted=self._by_session,
                 state=state,
                 unnamed=unnamed,
-                random=self._streams(),
+                random=self._ahead,
             )
         )
 
@@ -229,6 +266,7 @@ class Recorder:
                 state=state,
                 unnamed=unnamed,
                 random=self._streams(),
+                random_before=self._ahead,
                 rates=self._rates,
                 rank=rank,
                 world_size=world_size,
@@ -244,32 +282,44 @@ class Recorder:
         """Do what this rank was ordered to do ahead of the step of this number."""
         if not self._is_on:
             return
+        if self._attendant is not None:
+            with self._never_stops_training():
+                known = lambda: self._told(of_session=self._by_session).objects  # noqa: E731
+                rank = _place_in_attempt()[0]
+                self._attendant.ahead(step - 1, rank, known, is_counted=self._by_session)
         orders = []
         with self._never_stops_training():
             orders = take_orders(self._run, _place_in_attempt()[0], step)
         for order in orders:  # what it raises is what was ordered
             importlib.import_module("outlast.drill.orders").obey(order)  # only where one came
 
+    def _attended(self, step: int) -> None:
+        if self._is_on and self._attendant is not None:
+            with self._never_stops_training():
+                known = lambda: self._told(of_session=self._by_session).objects  # noqa: E731
+                self._attendant.behind(step, _place_in_attempt()[0], known)
+
     def _state(self) -> tuple[dict[str, str], dict[str, str]]:
         """Digests of what is trained: of what the session was given, and of what it was not.
 
         Without a session all of it is the former.
         """
-        told = _TensorsTold()
-        for name, one in self._objects.items():
+        told = self._told(of_session=self._by_session)
+        if not self._by_session:
+            return told.digests, {}
+        others = self._told(before=told)
+        return told.digests, others.digests
+
+    def _told(
+        self, *, of_session: bool = False, before: _TensorsTold | None = None
+    ) -> _TensorsTold:
+        told = _TensorsTold(before)
+        for name, one in self._objects.items() if before is None else ():
             told.add(name, one)
-        if self._by_session:
-            unnamed = _TensorsTold(told)
-            for name, module in self._modules.values():
-                unnamed.add(name, module)
-            for name, optimizer in self._optimizers.values():
-                unnamed.add(name, optimizer)
-            return told.digests, unnamed.digests
-        for name, module in self._modules.values():
-            told.add(name, module)
-        for name, optimizer in self._optimizers.values():
-            told.add(name, optimizer)
-        return told.digests, {}
+        for name, one in [*self._modules.values(), *self._optimizers.values()]:
+            if not of_session:
+                told.add(name, one)
+        return told
 
     def _streams(self) -> dict[str, str]:
         """Digests of the global generators; a state that is the object it was is not read anew."""
@@ -318,14 +368,22 @@ class _TensorsTold:
 
     def __init__(self, before: _TensorsTold | None = None) -> None:
         self.digests: dict[str, str] = {}
-        self._objects: dict[int, Any] = dict(before._objects) if before else {}
+        self.objects: dict[int, Any] = dict(before.objects) if before else {}
         self._names: dict[int, str] = dict(before._names) if before else {}
+
+    @classmethod
+    def of(cls, objects: Mapping[str, Any]) -> _TensorsTold:
+        """Of objects under their names."""
+        told = cls()
+        for name, one in objects.items():
+            told.add(name, one)
+        return told
 
     def add(self, name: str, one: Any) -> None:
         """What ``one`` consists of, unless it was told of."""
-        if id(one) in self._objects:
+        if id(one) in self.objects:
             return
-        self._objects[id(one)] = one
+        self.objects[id(one)] = one
         if isinstance(one, torch.nn.Module):
             self._add_module(name, one)
         elif isinstance(one, Optimizer):
@@ -339,7 +397,7 @@ class _TensorsTold:
         for path, tensor in tensors:
             if id(tensor) not in self._names:
                 full = self._names[id(tensor)] = f"{name}.{path}"
-                self._objects[id(tensor)] = tensor
+                self.objects[id(tensor)] = tensor
                 self.digests[full] = digest_of(tensor)
 
     def _add_optimizer(self, name: str, optimizer: Optimizer) -> None:
@@ -347,7 +405,7 @@ class _TensorsTold:
             path = self._names.get(id(parameter))
             if path is None:
                 path = self._names[id(parameter)] = f"{name}.parameter{number}"
-                self._objects[id(parameter)] = parameter
+                self.objects[id(parameter)] = parameter
                 self.digests[path] = digest_of(parameter)
             state = optimizer.state.get(parameter, {})
             for key, value in state.items() if isinstance(state, Mapping) else ():
@@ -434,7 +492,7 @@ def _hear_of_calls(tell: Callable[..., None]) -> None:
     is_compiling = torch.compiler.is_compiling
 
     def __call__(self: Any, *args: Any, **options: Any) -> Any:  # noqa: N807 - as torch names it
-        if is_compiling() or depth.is_inside or not self.__dict__.get("training"):
+        if is_compiling() or depth.is_inside or not getattr(self, "training", False):
             return original(self, *args, **options)
         depth.is_inside = True
         try:
