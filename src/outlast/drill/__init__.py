@@ -21,8 +21,6 @@
 ``metadata_server``  EC2's metadata service on loopback; the base of such servers in the tests
 ``demo``             two runs, three faults, one comparison
 ``demo_train``       the training script of both runs
-``demo_faults``      what the demo does to the running job: kills and a notice
-``trace``            what the demo's runs consumed and computed, step by step
 
 Each name below is loaded when it is first used: workers import this package, and need little of it.
 """

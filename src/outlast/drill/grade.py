@@ -27,6 +27,7 @@ from outlast import units
 from outlast.drill.compare import RunHistory, SamplesSeen, StepDifference, first_difference, samples
 from outlast.drill.faults.fault import MayLose, Promise, Struck
 from outlast.drill.record import WorkerRecord
+from outlast.errors import Exit
 from outlast.ledger.events import Event
 
 SLACK_S: Final = 0.05  # clocks of one machine, read by several processes
@@ -277,3 +278,20 @@ def verify(directory: Path) -> VerifiedBytes:
         num_bytes=sum(row.get("bytes") or 0 for row in rows),
         damaged=damaged,
     )
+
+
+def audited(directory: Path) -> Held:
+    """Which samples went into which steps, as ``outlast checkpoints show --samples`` proves it."""
+    command = [sys.executable, "-m", "outlast", "checkpoints", "show", str(directory)]
+    done = subprocess.run(
+        [*command, "--samples", "--json"], capture_output=True, timeout=VERIFY_S, check=False
+    )
+    try:
+        verdict = json.loads(done.stdout)
+    except ValueError:
+        said = done.stderr.decode(errors="replace").strip().splitlines()[-1:]
+        return Held(holds=done.returncode == Exit.FINISHED, what=f"samples: {' '.join(said)}")
+    faults = [one.get("text", "") for one in verdict.get("faults", [])]
+    steps, count = verdict.get("steps"), verdict.get("samples")
+    what = f"{count} samples in {steps} steps: none lost, none repeated"
+    return Held(holds=bool(verdict.get("proved")), what="; ".join(faults[:3]) or what)
