@@ -95,7 +95,7 @@ def _default(name: str, moved: object) -> None:
 def _begin() -> None:
     """What Python does when it imports this file as ``sitecustomize``."""
     place = os.environ.get(PLACE)
-    if place:
+    if place and time.time.__module__ == "time":  # else a copy of this file was here before
         file = Path(place) / os.uname().nodename
         if file.is_file():
             follow(file)

@@ -56,7 +56,7 @@ def main():
             session.log(loss=loss)
             time.sleep(options.pause)
             line = {"step": number, "loss": loss.item(), "pid": os.getpid(), "t": time.time()}
-            line["now"] = datetime.now().timestamp()  # noqa: DTZ005 - what C code is told
+            line["now"] = datetime.now().timestamp()
             records.write(json.dumps(line) + "\n")
     weights = torch.cat([p.detach().flatten() for p in module.parameters()])
     digest = hashlib.sha256(weights.numpy().tobytes()).hexdigest()

@@ -1,10 +1,8 @@
-"""A job of two workers as a fault sees it: what the drill itself makes of a user's job, in small."""
+"""A job of two workers as a fault sees it: what the drill makes of a user's job, in small."""
 
 import contextlib
 import os
-import shutil
 import signal
-import sys
 from pathlib import Path
 
 import psutil
@@ -82,10 +80,12 @@ class DrilledJob(Job):
     def launch(self, machine):
         several = len(self.machines)
         where = machine.host or self.floor
-        nodes = ("--nnodes", several, "--nproc-per-node", 1) if several > 1 else ()
+        nodes = ("--nproc-per-node", 2)
+        if several > 1:
+            nodes = ("--nnodes", several, "--nproc-per-node", 1, "--local-addr", where.address)
         # Cold: what the job has in its environment reaches each process from its beginning.
         return where.outlast(
-            *("run", *(nodes or ("--nproc-per-node", 2)), "--dir", self.directory),
+            *("run", *nodes, "--dir", self.directory),
             *(SCRIPT, self.run, self.steps_wanted, *self.options),
             env=self.environ,
             cold=True,
@@ -149,10 +149,3 @@ class DrilledJob(Job):
     def final(self, rank=0):
         self.records = self.run
         return super().final(rank)
-
-
-def clean(place):
-    shutil.rmtree(place, ignore_errors=True)
-
-
-PYTHON = sys.executable

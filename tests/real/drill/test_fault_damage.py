@@ -4,8 +4,8 @@ import pytest
 from test_fault_processes import COSTLY, ends_well
 
 from outlast.drill import at
-from outlast.drill.faults.damage import FILES, FileDamage, Harm
 from outlast.drill.faults.aim import PlannedFault, When
+from outlast.drill.faults.damage import FILES, FileDamage, Harm
 from thorough import some
 
 CASES = [(harm, files) for harm in ("flip_bit", "truncate", "delete") for files in FILES]

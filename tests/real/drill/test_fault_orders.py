@@ -1,5 +1,6 @@
 """What a worker does to itself: each order acts, as the ledger and the records show, and ends."""
 
+import itertools
 import math
 
 import pytest
@@ -77,7 +78,7 @@ def test_slowness_begins_and_ends(make, calm):
     until(lambda: not list((job.run / ORDERS).iterdir()), "the end is heard")
     ends_well(job, calm, planned, struck)
     times = [line["t"] for line in job.lines(1)]
-    took = {step: later - t for step, (t, later) in enumerate(zip(times, times[1:]), start=2)}
+    took = {step: later - t for step, (t, later) in enumerate(itertools.pairwise(times), start=2)}
     slow = [step for step, seconds in took.items() if seconds >= 0.4]
     assert set(range(struck.last_step + 2, ended)) <= set(slow)
     assert len(slow) < 30  # of about 60; the others are as before

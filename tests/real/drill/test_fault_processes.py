@@ -1,6 +1,5 @@
 """Processes are killed and stopped: by the table of processes, the ledger and the end."""
 
-
 import psutil
 import pytest
 from drilled_job import HANGS

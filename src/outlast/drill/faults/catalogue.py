@@ -103,7 +103,9 @@ _ENTRIES: Final = (
         "stop-keeper",
         lambda rng, job: _on_machine(rng, job).stop("keeper", for_s=_between(rng, 1, 4)),
     ),
-    CatalogueEntry("stop-machine", lambda rng, job: _on_machine(rng, job).stop(for_s=_between(rng, 1, 4))),
+    CatalogueEntry(
+        "stop-machine", lambda rng, job: _on_machine(rng, job).stop(for_s=_between(rng, 1, 4))
+    ),
     CatalogueEntry("hold-gil", lambda rng, job: _on_rank(rng, job).hold_gil(600.0)),
     CatalogueEntry("skip-collective", lambda rng, job: _on_rank(rng, job).skip_collective()),
     CatalogueEntry(
@@ -119,15 +121,25 @@ _ENTRIES: Final = (
             _between(rng, 0.01, 0.2), _between(rng, 3, 8)
         ),
     ),
-    CatalogueEntry("break-storage", lambda rng, job: _moment(rng, job).break_storage(_between(rng, 2, 6))),
-    CatalogueEntry("fill-storage", lambda rng, job: _moment(rng, job).fill_storage(_between(rng, 2, 6))),
+    CatalogueEntry(
+        "break-storage", lambda rng, job: _moment(rng, job).break_storage(_between(rng, 2, 6))
+    ),
+    CatalogueEntry(
+        "fill-storage", lambda rng, job: _moment(rng, job).fill_storage(_between(rng, 2, 6))
+    ),
     CatalogueEntry(
         "read-only-storage",
         lambda rng, job: _moment(rng, job).read_only_storage(_between(rng, 2, 6)),
     ),
-    CatalogueEntry("flip-bit", lambda rng, job: _moment(rng, job).flip_bit(_files(rng), rng.random())),
-    CatalogueEntry("truncate-file", lambda rng, job: _moment(rng, job).truncate(_files(rng), rng.random())),
-    CatalogueEntry("delete-file", lambda rng, job: _moment(rng, job).delete(_files(rng), rng.random())),
+    CatalogueEntry(
+        "flip-bit", lambda rng, job: _moment(rng, job).flip_bit(_files(rng), rng.random())
+    ),
+    CatalogueEntry(
+        "truncate-file", lambda rng, job: _moment(rng, job).truncate(_files(rng), rng.random())
+    ),
+    CatalogueEntry(
+        "delete-file", lambda rng, job: _moment(rng, job).delete(_files(rng), rng.random())
+    ),
     CatalogueEntry(
         "cut-network",
         lambda rng, job: _on_machine(rng, job).cable("cut-network", for_s=_between(rng, 1, 6)),
@@ -159,7 +171,9 @@ _ENTRIES: Final = (
         ),
     ),
     CatalogueEntry("notice", lambda rng, job: _on_machine(rng, job).notice(_between(rng, 20, 120))),
-    CatalogueEntry("sigterm", lambda rng, job: _on_machine(rng, job).sigterm(_between(rng, 20, 60))),
+    CatalogueEntry(
+        "sigterm", lambda rng, job: _on_machine(rng, job).sigterm(_between(rng, 20, 60))
+    ),
     CatalogueEntry(
         "clock-jump",
         lambda rng, job: _moment(rng, job).jump_clock(
