@@ -177,7 +177,8 @@ class FullStorage(Plain):
 
     name = "fill-storage"
     what = "the job's file system is full (ENOSPC); it has one of its own for that"
-    promise = _UNHURT
+    # The ledger is there, too: what fails is said, and often cannot be written down.
+    promise = Promise(restarts=0, must_notice=False, note=_UNHURT.note)
 
     def __init__(self, for_s: float = 5.0) -> None:
         self.lasts_s = for_s
