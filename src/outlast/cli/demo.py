@@ -12,7 +12,7 @@ from rich.text import Text
 
 from outlast import units
 from outlast.drill.demo import STEPS, Corpus, DemoListener, DemoProgress, Recovery, demo
-from outlast.drill.demo_faults import Struck
+from outlast.drill.faults.fault import Struck
 from outlast.ledger.file import read_events
 from outlast.ledger.goodput import goodput
 from outlast.ledger.narrator import place

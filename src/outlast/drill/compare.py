@@ -9,6 +9,9 @@ Guarantees: a step counts as equal only if every time it was made says the same 
 run in all that was recorded; what is compared of a step, and in which order, is what a step is made
 of: its batches, its random numbers, the learning rates, its losses, the state behind it.
 
+A stream of random numbers that the script has not seeded begins elsewhere in each run. It is left
+out; where it is used, the losses tell.
+
 What can go wrong: ranks of runs on other numbers of workers are not the same ranks; then only what
 is the same for all of them, the state, can be compared, and only where the script makes it so.
 """
@@ -63,7 +66,7 @@ class StepDifference(NamedTuple):
         return f"from step {self.step} on: {name} on rank {self.rank}"
 
 
-class History:
+class RunHistory:
     """All that the workers of one run made.
 
     Args:
@@ -75,7 +78,9 @@ class History:
         lost: processes that found a state that no step of the undisturbed run had.
     """
 
-    def __init__(self, records: Iterable[WorkerRecord], undisturbed: History | None = None) -> None:
+    def __init__(
+        self, records: Iterable[WorkerRecord], undisturbed: RunHistory | None = None
+    ) -> None:
         self._made: dict[int, dict[int, list[MadeStep]]] = defaultdict(lambda: defaultdict(list))
         self._found: dict[int, StateFound] = {}
         self._of: dict[int, WorkerRecord] = {}
@@ -142,10 +147,10 @@ class History:
         yield from sorted(made, key=lambda one: one.record.t)
 
 
-def _shift(record: WorkerRecord, undisturbed: History | None) -> int | None:
+def _shift(record: WorkerRecord, undisturbed: RunHistory | None) -> int | None:
     """What is to be added to a process' step numbers; None for what belongs nowhere."""
     found = record.found
-    if found is None or found.is_counted or undisturbed is None:
+    if found is None or found.by_session or undisturbed is None:
         return 0
     rank = record.begun.rank
     first = undisturbed.found(rank)
@@ -164,21 +169,32 @@ def _agrees(found: Mapping[str, str], state: Mapping[str, str]) -> bool:
     return bool(shared) and all(found[name] == state[name] for name in shared)
 
 
-def first_difference(undisturbed: History, other: History, upto: int) -> StepDifference | None:
+def first_difference(
+    undisturbed: RunHistory, other: RunHistory, upto: int
+) -> StepDifference | None:
     """What differs first in the steps 1 … ``upto``; None if nothing does.
 
-    A step that the other run has never made is no difference here: see ``History.reached``.
+    A step that the other run has never made is no difference here: see ``RunHistory.reached``.
     """
+    seeded = {rank: _seeded(undisturbed, other, rank) for rank in undisturbed.ranks}
     for step in range(1, upto + 1):
         for rank in undisturbed.ranks:
             was = undisturbed.made(rank, step)
             for one in other.made(rank, step):
-                if was and (found := _differ(was[0].record, one, rank)):
+                if was and (found := _differ(was[0].record, one, rank, seeded[rank])):
                     return found._replace(step=step)
     return None
 
 
-def _differ(was: StepRecord, one: MadeStep, rank: int) -> StepDifference | None:
+def _seeded(undisturbed: RunHistory, other: RunHistory, rank: int) -> set[str]:
+    """The streams of random numbers that began alike."""
+    one, another = undisturbed.found(rank), other.found(rank)
+    if one is None or another is None:
+        return set()
+    return {name for name in one.random if one.random[name] == another.random.get(name)}
+
+
+def _differ(was: StepRecord, one: MadeStep, rank: int, seeded: set[str]) -> StepDifference | None:
     record = one.record
     if was.world_size != record.world_size:
         names = [n for n in was.state if was.state[n] != record.state.get(n, was.state[n])]
@@ -189,8 +205,12 @@ def _differ(was: StepRecord, one: MadeStep, rank: int) -> StepDifference | None:
             continue
         name = ""
         if isinstance(before, dict):
-            differ = (n for n in [*before, *after] if before.get(n) != after.get(n))
-            name = next(differ)
+            names = [n for n in [*before, *after] if before.get(n) != after.get(n)]
+            if part == "random":
+                names = [n for n in names if n in seeded]
+            if not names:
+                continue
+            name = names[0]
         return StepDifference(0, rank, part, name, one.pid)
     return None
 
@@ -211,7 +231,7 @@ class SamplesSeen(NamedTuple):
     is_known: bool
 
 
-def samples(undisturbed: History, other: History, upto: int) -> SamplesSeen:
+def samples(undisturbed: RunHistory, other: RunHistory, upto: int) -> SamplesSeen:
     """Compare the batches of the steps 1 … ``upto``; of a step made twice, the last time counts."""
     before, after = Counter[str](), Counter[str]()
     is_known = True

@@ -20,7 +20,8 @@ from typing import Final, NamedTuple
 
 import msgspec
 
-from outlast.drill.demo_faults import Fault, RunningJob, Struck, draw
+from outlast.drill.demo_faults import DemoFault, RunningJob, draw
+from outlast.drill.faults.fault import Struck
 from outlast.drill.metadata_server import AwsMetadataServer
 from outlast.drill.trace import Trace, by_step, read_final, read_trace
 from outlast.errors import ConfigError, Exit
@@ -166,7 +167,7 @@ class DemoRun:
             "OUTLAST_NOTICE_POLL": "200 ms",  # on a fast machine a second is a third of the run
         }
 
-    def complete(self, faults: list[Fault], restarted: Callable[[], None]) -> None:
+    def complete(self, faults: list[DemoFault], restarted: Callable[[], None]) -> None:
         """Run to the end through ``faults``; ``restarted`` is called before each new start."""
         start = time.monotonic()
         job = RunningJob(self.traces, self.directory / "checkpoints", RANKS)
@@ -197,7 +198,7 @@ class DemoRun:
         self._tell(shown)
         self._listener.finished(self._progress(job, start))
 
-    def _strike(self, faults: list[Fault], over: threading.Event) -> None:
+    def _strike(self, faults: list[DemoFault], over: threading.Event) -> None:
         job = RunningJob(self.traces, self.directory / "checkpoints", RANKS)
         for fault in faults:
             struck = None

@@ -17,9 +17,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final, Protocol
 
-import msgspec
-
 from outlast.checkpoint.catalog import find_saves
+from outlast.drill.faults.fault import Struck
 from outlast.drill.metadata_server import AwsMetadataServer
 from outlast.drill.trace import Trace, read_trace
 from outlast.storage import Directory
@@ -27,22 +26,6 @@ from outlast.storage import Directory
 POLL_S: Final = 0.002
 STEP_GUESS_S: Final = 0.05
 LEAD_S: Final = 120.0  # of a notice
-
-
-class Struck(msgspec.Struct, kw_only=True):
-    """What a fault did.
-
-    Attributes:
-        what: in words.
-        t: wall-clock time of the strike.
-        last_step: the last step that was complete then.
-        event: the ledger's event by which the job shows that it noticed.
-    """
-
-    what: str
-    t: float
-    last_step: int
-    event: str
 
 
 class RunningJob:
@@ -74,7 +57,7 @@ class RunningJob:
         return statistics.median(gaps) if gaps else STEP_GUESS_S
 
 
-class Fault(Protocol):
+class DemoFault(Protocol):
     """Something that is done to a job once."""
 
     name: str
@@ -171,7 +154,7 @@ class PreemptionNotice:
         )
 
 
-def draw(seed: int, steps: int, every: int, server: AwsMetadataServer) -> list[Fault]:
+def draw(seed: int, steps: int, every: int, server: AwsMetadataServer) -> list[DemoFault]:
     """The demo's three faults, at moments that ``seed`` decides."""
     rng = random.Random(seed)  # noqa: S311 - moments, not secrets
     third = steps // 3

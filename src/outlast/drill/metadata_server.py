@@ -118,21 +118,27 @@ class MetadataServer:
 
     Args:
         clock: seconds since the epoch, for the expiry of tokens and the time of notices.
+        port: where to listen; 0 for any that is free.
+
+    Attributes:
+        url: its address, known before it has begun to answer.
+        port: where it listens.
     """
 
     software = "metadata"
 
-    def __init__(self, clock: Callable[[], float] = time.time) -> None:
+    def __init__(self, clock: Callable[[], float] = time.time, port: int = 0) -> None:
         self._clock = clock
         self._changed = threading.Condition()  # held for every look at what is announced
         self._requests: deque[LoggedRequest] = deque(maxlen=100_000)
         self._fault, self._fault_method, self._fault_path = AnswerFault(), "", ""
         self._fault_times = math.inf
-        self._http = _MetadataHttpServer(self)
+        self._http = _MetadataHttpServer(self, port)
         self._thread = threading.Thread(
             target=self._http.serve_forever, args=(0.05,), name="outlast-metadata", daemon=True
         )
-        self.url = f"http://127.0.0.1:{self._http.server_address[1]}"
+        self.port = int(self._http.server_address[1])
+        self.url = f"http://127.0.0.1:{self.port}"
 
     def __enter__(self) -> Self:
         self.start()
@@ -142,7 +148,7 @@ class MetadataServer:
         self.stop()
 
     def start(self) -> None:
-        """Begin to answer; ``url`` is known before."""
+        """Begin to answer."""
         self._thread.start()
 
     def stop(self) -> None:
@@ -238,10 +244,10 @@ class _MetadataHttpServer(ThreadingHTTPServer):
     daemon_threads = False  # so that server_close joins them
     request_queue_size = 64
 
-    def __init__(self, owner: MetadataServer) -> None:
+    def __init__(self, owner: MetadataServer, port: int) -> None:
         self.owner = owner
         self.closing = threading.Event()
-        super().__init__(("127.0.0.1", 0), _Handler)
+        super().__init__(("127.0.0.1", port), _Handler)
 
     def server_bind(self) -> None:
         # HTTPServer's own would ask the name service who 127.0.0.1 is.
@@ -298,8 +304,8 @@ class AwsMetadataServer(MetadataServer):
 
     software = "EC2ws"
 
-    def __init__(self, clock: Callable[[], float] = time.time) -> None:
-        super().__init__(clock)
+    def __init__(self, clock: Callable[[], float] = time.time, port: int = 0) -> None:
+        super().__init__(clock, port)
         self._tokens = Tokens("X-aws-ec2-metadata-token-ttl-seconds", clock)
         self._documents: dict[str, bytes] = {}  # path → what it holds now
 

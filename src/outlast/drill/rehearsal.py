@@ -6,7 +6,9 @@ by the same command, as a scheduler does; a machine that was killed is started a
 heals. Several machines are network namespaces on a bridge, each with an agent of its own.
 
 Guarantees: a job is ended by the processes that carry its run in their environment, and no other
-process is signalled; leaving the ``with`` block ends them all, also where it is left by an error.
+process is signalled; leaving the ``with`` block ends them all, also where it is left by an error. A
+drill that is killed takes its agents with it, and they their workers (the kernel tells them, where
+util-linux is installed).
 """
 
 from __future__ import annotations
@@ -14,6 +16,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import os
+import shutil
 import signal
 import statistics
 import subprocess
@@ -47,7 +50,7 @@ class RehearsedMachine:
         command: of its agent.
         environ: of that.
         place: the run's.
-        inside: its namespace; None where the job has this machine alone.
+        cable: its place in the network; None where the job has this machine alone.
 
     Attributes:
         exit_codes: of its agents that have ended, in order.
@@ -60,19 +63,19 @@ class RehearsedMachine:
         command: Sequence[str],
         environ: Mapping[str, str],
         place: Workplace,
-        inside: Machine | None,
+        cable: Machine | None,
     ) -> None:
         self.number = number
-        self.name = inside.hostname if inside is not None else os.uname().nodename
-        self.inside = inside
+        self.name = cable.hostname if cable is not None else os.uname().nodename
+        self.cable = cable
         self.exit_codes: list[int] = []
         self.is_down = False
-        self._command = inside.command(*command) if inside is not None else list(command)
-        self._environ = {**environ, **(inside.environ if inside is not None else {})}
-        self._environ[MACHINE_VARIABLE] = str(number)
+        self._command = cable.command(*command) if cable is not None else list(command)
+        self._job_environ = environ
         self._mark = f"{DRILL_VARIABLE}={environ[DRILL_VARIABLE]}".encode()
         self._number = f"{MACHINE_VARIABLE}={number}".encode()
         self._place = place
+        self._is_wanted = False
         self._process: subprocess.Popen[bytes] | None = None
 
     @property
@@ -95,12 +98,22 @@ class RehearsedMachine:
         return [pid for pid, environ in _environs() if {self._mark, self._number} <= environ]
 
     def start(self) -> None:
-        """Start its agent; nothing happens where it runs."""
-        if self.agent is not None:
+        """Have its agent started, by whoever watches the run; nothing happens where it runs.
+
+        Not here: the kernel ends a process with the *thread* that has started it.
+        """
+        self._is_wanted = True
+
+    def start_if_wanted(self) -> None:
+        """In the thread that watches the run: start its agent, if that was asked for."""
+        is_wanted, self._is_wanted = self._is_wanted, False
+        if not is_wanted or self.agent is not None:
             return
         self.is_down = False
+        environ = {**self._job_environ, MACHINE_VARIABLE: str(self.number)}
+        environ |= self.cable.environ if self.cable is not None else {}
         with self._place.log.open("ab") as log:
-            self._process = _started(self._command, self._environ, self._place.copy, log)
+            self._process = _started(self._command, environ, self._place.copy, log)
 
     def kill(self) -> None:
         """End all of its processes at once; they are not started again by themselves."""
@@ -146,6 +159,10 @@ class Rehearsal:
         num_machines: more than one wants root, and network namespaces.
         environ: the user's.
 
+    Attributes:
+        before_restart: called ahead of each start that the job has asked for.
+        is_held: whether a machine that is down will be started again: then the job is not over.
+
     Raises:
         NetworkError: the machines cannot be made.
         OSError: the directory cannot be made.
@@ -174,10 +191,17 @@ class Rehearsal:
         self._follower = Follower(self.directory)
         self._network: Network | None = None
         self._is_over = False
+        self.before_restart: Callable[[], None] = lambda: None
+        self.is_held: Callable[[], bool] = lambda: False
 
     def __enter__(self) -> Self:
         if self.num_machines > 1:
             self._network = Network(self.num_machines)
+        cables = self._network.machines if self._network is not None else [None]
+        for number, cable in enumerate(cables):
+            command = self._command(cable)
+            machine = RehearsedMachine(number, command, self.environ, self.place, cable)
+            self.machines.append(machine)
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -191,25 +215,24 @@ class Rehearsal:
 
     def start(self) -> None:
         """Start the job on every machine; what faults added to the environment holds from here."""
-        insides = self._network.machines if self._network is not None else [None]
-        for number, inside in enumerate(insides):
-            command = self._command(inside)
-            machine = RehearsedMachine(number, command, self.environ, self.place, inside)
-            self.machines.append(machine)
         for machine in self.machines:
             machine.start()
+            machine.start_if_wanted()
 
     def watch(self) -> None:
-        """Look once: start again what asks for it, and note what has ended for good."""
+        """Look once: start what is to be started, and note what has ended for good."""
         self.look()
         for machine in self.machines:
             code = machine.ended()
             if code is None or machine.is_down:
                 continue
             if code == Exit.DRAINED and len(machine.exit_codes) < _STARTS_MAX:
+                self.before_restart()
                 machine.start()
-        running = any(machine.agent is not None or machine.is_down for machine in self.machines)
-        self._is_over = bool(self.machines) and not running
+        for machine in self.machines:
+            machine.start_if_wanted()
+        runs = any(machine.agent is not None or machine.is_down for machine in self.machines)
+        self._is_over = not runs and not self.is_held()
 
     def wait(self, is_done: Callable[[], bool], limit_s: float) -> bool:
         """Watch until something is so; False if the job ended first, or it took too long."""
@@ -236,11 +259,11 @@ class Rehearsal:
         if self.machines:
             self.look()
 
-    def _command(self, inside: Machine | None) -> list[str]:
+    def _command(self, cable: Machine | None) -> list[str]:
         several: list[str] = []
-        if inside is not None:
+        if cable is not None:
             several = ["--nnodes", f"1:{self.num_machines}", "--rdzv-backend", "outlast"]
-            several += ["--local-addr", inside.address]
+            several += ["--local-addr", cable.address]
         return [
             *(sys.executable, "-m", "outlast", "run", "--dir", str(self.directory)),
             *("--nproc-per-node", str(self.workers_each), *several),
@@ -303,8 +326,14 @@ def _started(
     command: Sequence[str], environ: Mapping[str, str], work: Path, log: IO[bytes]
 ) -> subprocess.Popen[bytes]:
     # A session of its own: Ctrl-C is the drill's to hear, and it ends the job in order.
+    dies_with_us = ["setpriv", "--pdeathsig", "TERM"] if shutil.which("setpriv") else []
     return subprocess.Popen(
-        command, env=dict(environ), cwd=work, stdout=log, stderr=log, start_new_session=True
+        [*dies_with_us, *command],
+        env=dict(environ),
+        cwd=work,
+        stdout=log,
+        stderr=log,
+        start_new_session=True,
     )
 
 

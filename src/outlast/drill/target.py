@@ -19,6 +19,8 @@ from typing import Any, Final, Protocol
 
 import msgspec
 
+from outlast.drill import network
+
 ORDERS: Final = "orders"  # directory below the run's
 RECORDS: Final = "records"
 
@@ -45,10 +47,12 @@ class TestedMachine(Protocol):
     Attributes:
         number: from 0.
         name: its hostname, as the ledger has it.
+        cable: what connects it with the others, where it is a namespace; None for this machine.
     """
 
     number: int
     name: str
+    cable: network.Machine | None
 
     @property
     def agent(self) -> int | None:
@@ -82,9 +86,12 @@ class Target(Protocol):
 
     run: Path
     directory: Path
-    machines: Sequence[TestedMachine]
-    tiers: Mapping[str, Path]
     environ: dict[str, str]
+
+    @property
+    def machines(self) -> Sequence[TestedMachine]: ...  # noqa: D102 - above
+    @property
+    def tiers(self) -> Mapping[str, Path]: ...  # noqa: D102
 
     def workers(self) -> Mapping[int, int]:
         """Rank → process id, of the newest attempt."""

@@ -2,10 +2,11 @@
 
 import pytest
 
-from outlast.drill import conditions as of
-from outlast.drill.causes import still_in_order, suspect_kernel, suspects
-from outlast.drill.compare import History
-from outlast.drill.proof import Difference, difference
+from outlast.drill.compare import RunHistory
+from outlast.drill.proof import conditions as of
+from outlast.drill.proof.causes import still_in_order, suspect_kernel, suspects
+from outlast.drill.proof.runs import Difference, difference
+from outlast.drill.proof.script_lines import ScriptLines
 from outlast.drill.record import (
     NotedOperations,
     ReachSeen,
@@ -14,7 +15,6 @@ from outlast.drill.record import (
     WorkerBegun,
     WorkerRecord,
 )
-from outlast.drill.script_lines import ScriptLines
 from outlast.drill.workplace import Script
 
 SOURCE = """import outlast
@@ -93,16 +93,16 @@ def step(number, **changed):
 
 def found_at(number, **changed):
     known = {"state": {"model.w": f"w{number}"}, "random": {"torch": f"t{number}"}}
-    return StateFound(step=number, is_counted=True, **{**known, **changed})
+    return StateFound(step=number, by_session=True, **{**known, **changed})
 
 
 UNDISTURBED = [step(number) for number in range(1, 6)]
 
 
 def compared(steps, found):
-    one = History([record(UNDISTURBED, found=found_at(0))])
+    one = RunHistory([record(UNDISTURBED, found=found_at(0))])
     first = record(UNDISTURBED[:2], found=found_at(0))
-    return difference(one, History([first, record(steps, found=found, pid=2)], one), 5)
+    return difference(one, RunHistory([first, record(steps, found=found, pid=2)], one), 5)
 
 
 def test_runs_that_are_the_same():

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import signal
 import time
 from pathlib import Path
+from typing import Any
 
 import click
 import msgspec
@@ -11,14 +13,15 @@ from rich.live import Live
 from rich.text import Text
 
 from outlast import config, units
-from outlast.drill.exactness import (
+from outlast.drill.course import prepare
+from outlast.drill.proof.exactness import (
     STEPS,
     ProofListener,
     ResumeDrill,
     ResumeProof,
     StopTried,
 )
-from outlast.drill.workplace import empty_place, script_of
+from outlast.drill.workplace import script_of
 from outlast.ledger.narrator import place
 from outlast.report.text import Paper
 
@@ -51,7 +54,7 @@ def command(
     settings = config.load()
     root = Path(directory)
     console = Paper(quiet=as_json, highlight=False, soft_wrap=True)
-    with Screen(console) as screen:
+    with ResumeScreen(console) as screen:
         drill = ResumeDrill(
             wanted,
             root,
@@ -61,7 +64,7 @@ def command(
             at=at,
             listener=screen,
         )
-        empty_place(root)
+        prepare(root)
         screen.introduce(" ".join(wanted.words), steps, workers)
         proof = drill.run()
     if as_json:
@@ -116,7 +119,7 @@ def _tell(console: Paper, words: str, *, holds: bool) -> None:
     console.print(f"  {mark} ", Text(words), sep="")
 
 
-class Screen(ProofListener):
+class ResumeScreen(ProofListener):
     """Draws what happens: a line that moves where there is a terminal, else a line for each run."""
 
     def __init__(self, console: Paper) -> None:
@@ -126,13 +129,17 @@ class Screen(ProofListener):
         self._steps = 0
         self._began_s = 0.0
         self._first: tuple[float, int] | None = None
+        self._before: Any = signal.SIG_DFL
 
-    def __enter__(self) -> Screen:
+    def __enter__(self) -> ResumeScreen:
+        # As Ctrl-C: the runs are ended on the way out.
+        self._before = signal.signal(signal.SIGTERM, signal.default_int_handler)
         if self._console.is_terminal:
             self._live.start()
         return self
 
     def __exit__(self, *_: object) -> None:
+        signal.signal(signal.SIGTERM, self._before)
         self._live.stop()
 
     def introduce(self, script: str, steps: int, workers: int) -> None:

@@ -25,8 +25,8 @@ from pathlib import Path
 from typing import Final, NamedTuple, Self
 
 from outlast.config import DRILL_VARIABLE, Settings
-from outlast.drill.compare import History
-from outlast.drill.conditions import CARRIED, HASH_SEED, Conditions, write_conditions
+from outlast.drill.compare import RunHistory
+from outlast.drill.proof.conditions import CARRIED, HASH_SEED, Conditions, write_conditions
 from outlast.drill.record import Records, StateFound, StepRecord, WorkerRecord
 from outlast.drill.target import RECORDS
 from outlast.drill.workplace import Script, Workplace
@@ -279,7 +279,7 @@ def _readable(number: str) -> str:
     return number
 
 
-def difference(undisturbed: History, other: History, upto: int) -> Difference | None:
+def difference(undisturbed: RunHistory, other: RunHistory, upto: int) -> Difference | None:
     """What differs first in the steps 1 … ``upto``; None where nothing does.
 
     Args:
@@ -304,7 +304,7 @@ def difference(undisturbed: History, other: History, upto: int) -> Difference | 
     return None
 
 
-def _drawn_from(undisturbed: History, rank: int) -> set[str]:
+def _drawn_from(undisturbed: RunHistory, rank: int) -> set[str]:
     """The generators that steps draw from: others may have any state, and make no difference."""
     seen: dict[str, set[str]] = {}
     for made in undisturbed.steps(rank):
@@ -313,7 +313,7 @@ def _drawn_from(undisturbed: History, rank: int) -> set[str]:
     return {name for name, digests in seen.items() if len(digests) > 1}
 
 
-def _before(undisturbed: History, rank: int, step: int) -> Mapping[str, str] | None:
+def _before(undisturbed: RunHistory, rank: int, step: int) -> Mapping[str, str] | None:
     if step == 1:
         found = undisturbed.found(rank)
         return found.state if found is not None else None

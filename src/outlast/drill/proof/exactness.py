@@ -25,8 +25,9 @@ from typing import Final
 import msgspec
 
 from outlast.config import Settings
-from outlast.drill import conditions as of
-from outlast.drill.causes import (
+from outlast.drill.compare import RunHistory
+from outlast.drill.proof import conditions as of
+from outlast.drill.proof.causes import (
     TRIED_WORDS,
     Cause,
     Suspect,
@@ -38,9 +39,8 @@ from outlast.drill.causes import (
     suspect_kernel,
     suspects,
 )
-from outlast.drill.compare import History
-from outlast.drill.conditions import Conditions
-from outlast.drill.proof import (
+from outlast.drill.proof.conditions import Conditions
+from outlast.drill.proof.runs import (
     BATCH,
     LOSS,
     MISSING,
@@ -51,8 +51,8 @@ from outlast.drill.proof import (
     complete,
     difference,
 )
+from outlast.drill.proof.script_lines import ScriptLines
 from outlast.drill.record import NotedCall, WorkerRecord
-from outlast.drill.script_lines import ScriptLines
 from outlast.drill.workplace import Script
 from outlast.errors import ConfigError, Exit
 
@@ -190,7 +190,7 @@ class ResumeDrill:
                     f"the script ends behind step {self._upto}; give --at a step before it"
                 )
         records = [first.found(rank) for rank in first.ranks]
-        is_counted = any(found is not None and found.is_counted for found in records)
+        is_counted = any(found is not None and found.by_session for found in records)
         is_proved = own is None and not any(one.differs for one in stops)
         return ResumeProof(
             is_proved=is_proved,
@@ -246,10 +246,10 @@ class ResumeDrill:
                 self._refuse_failed(run)
             return one.records(), other.records()
 
-    def _undisturbed(self, what: str) -> tuple[History, History]:
+    def _undisturbed(self, what: str) -> tuple[RunHistory, RunHistory]:
         one, other = self._pair(what, is_try=False)
         self._trouble = next((record.trouble for record in one if record.trouble), "")
-        return History(one), History(other)
+        return RunHistory(one), RunHistory(other)
 
     def _refuse_failed(self, run: ProvedRun) -> None:
         code = run.exit_code
@@ -269,7 +269,7 @@ class ResumeDrill:
         with self._new_run() as run:
             code = self._leave(run, at)
             has_stayed = code < 0 and any(
-                one.found and one.found.is_counted for one in run.records()
+                one.found and one.found.by_session for one in run.records()
             )
             if code == Exit.FINISHED or has_stayed:
                 raise ScriptFailed(
@@ -302,7 +302,7 @@ class ResumeDrill:
         self._finish(what or "started again", [run])
         run.end()
         records = run.records()
-        history = History(records, self._first)
+        history = RunHistory(records, self._first)
         upto = min(self._upto, history.reached())
         differs = difference(self._first, history, self._upto)
         if differs is not None and differs.part == MISSING and run.exit_code is not None:
@@ -356,7 +356,7 @@ class ResumeDrill:
         except ScriptFailed:  # it cannot be had so
             self._try(words, helped=False)
             return own
-        first, second = History(one), History(other)
+        first, second = RunHistory(one), RunHistory(other)
         found = difference(first, second, max(first.reached(), second.reached()))
         self._calls = _calls([*one, *other])
         if self._try(words, helped=found is None) and notes and len(changes) == 1:
@@ -421,7 +421,7 @@ class ResumeDrill:
             plain.start(Conditions(hold_after=self._steps, changes=[change]))
             self._finish(f"try: {what}", [plain])
             plain.end()
-            before, self._first = self._first, History(plain.records())
+            before, self._first = self._first, RunHistory(plain.records())
             try:
                 code = self._leave(run, stop.at, [change])
                 if code == Exit.FINISHED:

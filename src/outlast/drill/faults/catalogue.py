@@ -1,0 +1,209 @@
+"""All faults by name: how each is drawn, and draws that can be replayed.
+
+``FAULTS`` is what ``outlast drill --list`` shows. Each entry makes a planned fault from a random
+generator and the bounds of the job, and from nothing else, so the same seed gives the same plans on
+the same job: victims, moments, and how much of it. How many numbers one entry draws changes nothing
+for the others (each has a generator of its own).
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+from typing import Final, NamedTuple
+
+from outlast.drill.faults.aim import Aim, PlannedFault, at, during
+from outlast.drill.faults.damage import FILES
+from outlast.drill.faults.fault import Promise
+from outlast.drill.target import Target
+
+Draw = random.Random
+
+
+class Bounds(NamedTuple):
+    """What of a job a draw depends on.
+
+    Attributes:
+        num_ranks: workers.
+        num_machines: machines.
+        first_step: the first step after which a fault may strike.
+        last_step: the last one.
+    """
+
+    num_ranks: int
+    num_machines: int
+    first_step: int
+    last_step: int
+
+
+class Entry(NamedTuple):
+    """One fault of the catalogue.
+
+    Attributes:
+        name: as on the command line.
+        make: plans one.
+    """
+
+    name: str
+    make: Callable[[Draw, Bounds], PlannedFault]
+
+    @property
+    def what(self) -> str:
+        """One sentence for a list."""
+        return self._example().fault.what
+
+    @property
+    def promise(self) -> Promise:
+        """What a job must show after one as it is typically drawn."""
+        return self._example().fault.promise
+
+    def _example(self) -> PlannedFault:
+        return self.make(random.Random(0), Bounds(2, 2, 1, 2))  # noqa: S311 - a draw, no secret
+
+
+def _moment(rng: Draw, bounds: Bounds) -> Aim:
+    step = rng.randint(bounds.first_step, max(bounds.first_step, bounds.last_step))
+    return at(step=step, fraction=round(rng.random(), 3))
+
+
+def _on_rank(rng: Draw, bounds: Bounds) -> Aim:
+    return _moment(rng, bounds).on(rank=rng.randrange(bounds.num_ranks))
+
+
+def _on_machine(rng: Draw, bounds: Bounds) -> Aim:
+    return _moment(rng, bounds).on(machine=rng.randrange(bounds.num_machines))
+
+
+def _in_save(rng: Draw, bounds: Bounds) -> PlannedFault:
+    last = max(bounds.first_step, bounds.last_step)
+    return during("save", after=rng.randint(bounds.first_step, last)).kill("workers")
+
+
+def _files(rng: Draw) -> str:
+    return rng.choice(FILES)
+
+
+def _between(rng: Draw, low: float, high: float) -> float:
+    return round(rng.uniform(low, high), 3)
+
+
+_ENTRIES: Final = (
+    Entry("kill-worker", lambda rng, job: _on_rank(rng, job).kill()),
+    Entry("kill-workers", _in_save),
+    Entry("kill-agent", lambda rng, job: _on_machine(rng, job).kill("agent")),
+    Entry("kill-keeper", lambda rng, job: _on_machine(rng, job).kill("keeper")),
+    Entry("kill-machine", lambda rng, job: _on_machine(rng, job).kill()),
+    Entry("kill-leader", lambda rng, job: _moment(rng, job).kill("leader")),
+    Entry("stop-worker", lambda rng, job: _on_rank(rng, job).stop()),
+    Entry(
+        "stop-agent",
+        lambda rng, job: _on_machine(rng, job).stop("agent", for_s=_between(rng, 1, 4)),
+    ),
+    Entry(
+        "stop-keeper",
+        lambda rng, job: _on_machine(rng, job).stop("keeper", for_s=_between(rng, 1, 4)),
+    ),
+    Entry("stop-machine", lambda rng, job: _on_machine(rng, job).stop(for_s=_between(rng, 1, 4))),
+    Entry("hold-gil", lambda rng, job: _on_rank(rng, job).hold_gil(600.0)),
+    Entry("skip-collective", lambda rng, job: _on_rank(rng, job).skip_collective()),
+    Entry(
+        "slow-rank",
+        lambda rng, job: _on_rank(rng, job).slow(_between(rng, 0.05, 0.3), _between(rng, 3, 8)),
+    ),
+    Entry("nan", lambda rng, job: _on_rank(rng, job).nan()),
+    Entry("memory-limit", lambda rng, job: _on_rank(rng, job).limit_memory()),
+    Entry("oom-kill", lambda rng, job: _on_rank(rng, job).oom_kill()),
+    Entry(
+        "slow-storage",
+        lambda rng, job: _moment(rng, job).slow_storage(
+            _between(rng, 0.01, 0.2), _between(rng, 3, 8)
+        ),
+    ),
+    Entry("break-storage", lambda rng, job: _moment(rng, job).break_storage(_between(rng, 2, 6))),
+    Entry("fill-storage", lambda rng, job: _moment(rng, job).fill_storage(_between(rng, 2, 6))),
+    Entry(
+        "read-only-storage",
+        lambda rng, job: _moment(rng, job).read_only_storage(_between(rng, 2, 6)),
+    ),
+    Entry("flip-bit", lambda rng, job: _moment(rng, job).flip_bit(_files(rng), rng.random())),
+    Entry("truncate-file", lambda rng, job: _moment(rng, job).truncate(_files(rng), rng.random())),
+    Entry("delete-file", lambda rng, job: _moment(rng, job).delete(_files(rng), rng.random())),
+    Entry(
+        "cut-network",
+        lambda rng, job: _on_machine(rng, job).cable("cut-network", for_s=_between(rng, 1, 6)),
+    ),
+    Entry(
+        "black-hole",
+        lambda rng, job: _on_machine(rng, job).cable("black-hole", for_s=_between(rng, 1, 6)),
+    ),
+    Entry(
+        "reset-network",
+        lambda rng, job: _on_machine(rng, job).cable("reset-network", for_s=_between(rng, 0.2, 2)),
+    ),
+    Entry(
+        "lose-packets",
+        lambda rng, job: _on_machine(rng, job).cable(
+            "lose-packets", rng.randint(1, 5), for_s=_between(rng, 2, 6)
+        ),
+    ),
+    Entry(
+        "delay-network",
+        lambda rng, job: _on_machine(rng, job).cable(
+            "delay-network", _between(rng, 0.005, 0.1), for_s=_between(rng, 2, 6)
+        ),
+    ),
+    Entry(
+        "throttle-network",
+        lambda rng, job: _on_machine(rng, job).cable(
+            "throttle-network", _between(rng, 1, 20), for_s=_between(rng, 2, 6)
+        ),
+    ),
+    Entry("notice", lambda rng, job: _on_machine(rng, job).notice(_between(rng, 20, 120))),
+    Entry("sigterm", lambda rng, job: _on_machine(rng, job).sigterm(_between(rng, 20, 60))),
+    Entry(
+        "clock-jump",
+        lambda rng, job: _moment(rng, job).jump_clock(
+            rng.choice((-1, 1)) * _between(rng, 10, 7200), _between(rng, 2, 8)
+        ),
+    ),
+)
+FAULTS: Final[dict[str, Entry]] = {entry.name: entry for entry in _ENTRIES}
+
+
+def planned(name: str, seed: int, number: int, bounds: Bounds) -> PlannedFault:
+    """The fault of this name as seed and number draw it; the same ones, the same fault.
+
+    Raises:
+        KeyError: there is no such fault.
+    """
+    return FAULTS[name].make(_generator(seed, number, name), bounds)
+
+
+def draw(
+    seed: int, count: int, bounds: Bounds, target: Target, names: Sequence[str] = ()
+) -> list[PlannedFault]:
+    """``count`` faults that can be done here, one after the other, as ``seed`` has it.
+
+    Args:
+        seed: the same one gives the same plans, where the same faults can be done.
+        count: how many.
+        bounds: of the job.
+        target: the job, to ask what can be done.
+        names: which to draw from; () for all.
+
+    Raises:
+        ValueError: none of them can be done here.
+    """
+    can_be = [
+        name
+        for name in sorted(names or FAULTS)
+        if not planned(name, seed, 0, bounds).fault.why_not(target)
+    ]
+    if not can_be:
+        raise ValueError("none of these faults can be done here; see what each says")
+    chosen = [_generator(seed, number, "").choice(can_be) for number in range(count)]
+    return [planned(name, seed, number, bounds) for number, name in enumerate(chosen)]
+
+
+def _generator(seed: int, number: int, name: str) -> Draw:
+    return random.Random(f"{seed} {number} {name}")  # noqa: S311 - a draw, no secret

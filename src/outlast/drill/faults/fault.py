@@ -1,0 +1,203 @@
+"""What a fault is: a name, what it promises, and five acts on a job under test.
+
+A fault is made for one strike at one place, and knows nothing of moments: those are ``aim``'s. Its
+life, all of it called by one thread:
+
+    why_not   whether it can be here; asked first, and nothing is changed by it
+    prepare   ahead of the job's first start, where it needs that: an environment, a file system
+    inject    now, with the job running
+    heal      undone, as far as it can be; as often as one likes, also where it never struck
+    release   what ``prepare`` made is taken away, once the job is over and was looked at
+
+Guarantees: a fault touches the processes, the files and the cables of the job that it is handed,
+and nothing else on the machine. Whatever it has changed outside of the job (a mount, a tracer, a
+control group, a firewall) is gone after ``heal`` and ``release``.
+"""
+
+from __future__ import annotations
+
+import enum
+import time
+from typing import Final, Protocol
+
+import msgspec
+
+from outlast.drill.target import Target, TestedMachine
+
+FOR_GOOD: Final = float("inf")
+
+
+class Missed(Exception):
+    """The moment was no good: no such worker now, no checkpoint yet. Try again a little later."""
+
+
+class MayLose(enum.Enum):
+    """Which steps may have to be made again, at most, after a fault; each loses more.
+
+    The values are words that end the sentence "it may lose …".
+    """
+
+    NOTHING = "no step"
+    STEP = "the step that it was in"
+    SNAPSHOT = "the steps since the newest snapshot"
+    COMMIT = "the steps since the newest checkpoint"
+    OLDER = "the steps since the newest checkpoint that is whole"
+
+
+class Promise(msgspec.Struct, frozen=True, kw_only=True):
+    """What a job with a session must show after a fault.
+
+    Attributes:
+        loses: steps that are made again, at most.
+        exit_codes: with which the start of ``outlast run`` that was hit may end: 0 where it goes on
+            to the job's end, 75 where it has drained, -9 where it was killed.
+        refuses: the next start must not go on: it leaves with one of ``exit_codes``.
+        restarts: attempts, at most, that the fault may cost.
+        exact: data, losses and final state are those of the undisturbed run, bit for bit (with as
+            many workers as that had).
+        must_notice: the ledger must have the event that :class:`Struck` names.
+        note: what else is to be known, a clause.
+    """
+
+    loses: MayLose = MayLose.NOTHING
+    exit_codes: tuple[int, ...] = (0,)
+    refuses: bool = False
+    restarts: int = 1
+    exact: bool = True
+    must_notice: bool = True
+    note: str = ""
+
+    @property
+    def is_started_again(self) -> bool:
+        """Whether somebody (a scheduler; the drill) has to start the job's command again."""
+        return not self.refuses and 0 not in self.exit_codes
+
+    def __str__(self) -> str:
+        """The promise in one clause."""
+        if self.refuses:
+            codes = " or ".join(map(str, self.exit_codes))
+            return f"refuses to go on, with exit code {codes}"
+        parts = [f"loses {self.loses.value} at most" if self.loses.value != "no step" else ""]
+        parts[0] = parts[0] or "loses no step"
+        if self.is_started_again:
+            parts.append("goes on when it is started again")
+        parts.append(
+            "ends as if nothing had been" if self.exact else "need not end with equal bits"
+        )
+        return "; ".join([*parts, *([self.note] if self.note else [])])
+
+
+class Struck(msgspec.Struct, kw_only=True):
+    """What a fault did.
+
+    Attributes:
+        what: in words.
+        t: wall-clock time of the strike.
+        last_step: the last step that was complete then.
+        event: the ledger's event by which the job shows that it noticed; "" where it need not.
+    """
+
+    what: str
+    t: float
+    last_step: int
+    event: str
+
+
+class Fault(Protocol):
+    """Something that is done to a job once.
+
+    Attributes:
+        name: as on the command line, such as "kill-worker".
+        what: one sentence for a list.
+        promise: what the job must show afterwards.
+        lasts_s: after so many seconds it is to be healed; ``FOR_GOOD`` where healing does nothing
+            or waits for the job to have noticed.
+    """
+
+    @property
+    def name(self) -> str: ...  # noqa: D102 - above
+    @property
+    def what(self) -> str: ...  # noqa: D102
+    @property
+    def promise(self) -> Promise: ...  # noqa: D102
+    @property
+    def lasts_s(self) -> float: ...  # noqa: D102
+
+    def why_not(self, target: Target) -> str:
+        """Why it cannot be done here, and what a person can do about that; "" if it can."""
+
+    def prepare(self, target: Target) -> None:
+        """What has to be there before the job starts."""
+
+    def inject(self, target: Target) -> Struck:
+        """Do it now.
+
+        Raises:
+            Missed: it cannot be done at this moment, and nothing was.
+        """
+
+    def heal(self, target: Target) -> None:
+        """Undo it, as far as that can be."""
+
+    def release(self, target: Target) -> None:
+        """Take away what ``prepare`` made; the job is over."""
+
+
+class Plain:
+    """A fault with nothing to prepare or to undo; the others say what they do beyond that."""
+
+    name: str = ""
+    what: str = ""
+    promise: Promise = Promise()
+    lasts_s: float = FOR_GOOD
+
+    def why_not(self, target: Target) -> str:
+        """Nothing is in the way."""
+        return ""
+
+    def prepare(self, target: Target) -> None:
+        """Nothing is needed."""
+
+    def heal(self, target: Target) -> None:
+        """Nothing can be undone, or nothing has to be."""
+
+    def release(self, target: Target) -> None:
+        """Nothing was made."""
+
+
+def struck(target: Target, what: str, event: str = "") -> Struck:
+    """What was done just now; {step} in ``what`` stands for the step that is being made."""
+    last = target.completed()
+    return Struck(what=what.format(step=last + 1), t=time.time(), last_step=last, event=event)
+
+
+def machine(target: Target, number: int) -> TestedMachine:
+    """The machine of that number.
+
+    Raises:
+        ValueError: there is none.
+    """
+    if not 0 <= number < len(target.machines):
+        raise ValueError(no_machine(target, number))
+    return target.machines[number]
+
+
+def no_machine(target: Target, number: int) -> str:
+    """Why ``number`` is no machine of the job, and what to do; "" if it is one."""
+    count = len(target.machines)
+    if 0 <= number < count:
+        return ""
+    there = "one machine" if count == 1 else f"{count} machines"
+    return f"the job has {there}, and this is for number {number}, counted from 0: give it more"
+
+
+def worker(target: Target, rank: int) -> int:
+    """The process id of a rank's worker.
+
+    Raises:
+        Missed: it has none now.
+    """
+    pid = target.workers().get(rank)
+    if pid is None:
+        raise Missed(f"rank {rank} has no worker now")
+    return pid
