@@ -150,7 +150,7 @@ class RunHistory:
 def _shift(record: WorkerRecord, undisturbed: RunHistory | None) -> int | None:
     """What is to be added to a process' step numbers; None for what belongs nowhere."""
     found = record.found
-    if found is None or found.by_session or undisturbed is None:
+    if found is None or found.is_counted or undisturbed is None:
         return 0
     rank = record.begun.rank
     first = undisturbed.found(rank)

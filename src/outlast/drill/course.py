@@ -11,7 +11,6 @@ was started has ended when this returns, and every fault is healed.
 
 from __future__ import annotations
 
-import shutil
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -28,10 +27,9 @@ from outlast.drill.faults.fault import Struck
 from outlast.drill.grade import Grade, RunEnd, grade
 from outlast.drill.rehearsal import Rehearsal
 from outlast.drill.target import Target
-from outlast.drill.workplace import Script
+from outlast.drill.workplace import Script, empty_place
 from outlast.errors import ConfigError
 
-MARK: Final = ".outlast-drill"
 UNDISTURBED: Final = "undisturbed"
 _STARTED: Final = "job_started"
 STUCK_S: Final = 120.0  # without a step, in a run that nothing disturbs
@@ -134,7 +132,7 @@ class Drill:
             NetworkError: the machines cannot be made.
         """
         since_s = time.monotonic()
-        prepare(self._setup.root)
+        empty_place(self._setup.root)
         undisturbed = self._undisturbed(UNDISTURBED)
         reached = min(self._setup.steps, RunHistory(undisturbed.records).reached())
         commits = [event["step"] for event in undisturbed.events if event.event == "commit"]
@@ -366,22 +364,3 @@ class _Ending:
     def is_over(self) -> bool:
         """Whether the run, or the job, has ended."""
         return self._ends.is_set() or self._job.is_over()
-
-
-def prepare(root: Path) -> None:
-    """Make the directory of a drill; one of an earlier drill is emptied.
-
-    Raises:
-        ConfigError: it holds something else.
-    """
-    if root.exists() and any(root.iterdir()):
-        if not (root / MARK).exists():
-            raise ConfigError(f"{root} is not empty and no drill made it; give another with --dir")
-        shutil.rmtree(root)
-    try:
-        root.mkdir(parents=True, exist_ok=True)
-        (root / MARK).touch()
-    except OSError as error:
-        raise ConfigError(
-            f"{root} cannot be written: {error.strerror}; give another with --dir"
-        ) from None

@@ -57,7 +57,7 @@ class RunEnd(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def has_session(self) -> bool:
         """Whether a session counted its steps."""
-        return any(one.found is not None and one.found.by_session for one in self.records)
+        return any(one.found is not None and one.found.is_counted for one in self.records)
 
 
 class VerifiedBytes(msgspec.Struct, frozen=True, kw_only=True):

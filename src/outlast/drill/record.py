@@ -93,7 +93,7 @@ class StateFound(msgspec.Struct, frozen=True, kw_only=True, tag="found"):
 
     Attributes:
         step: completed steps, as the session has it; 0 where there is none.
-        by_session: whether a session counts the steps of this process; then lines of steps ahead
+        is_counted: whether a session counts the steps of this process; then lines of steps ahead
             of this one are of what came before it, and are not read.
         state: as of :class:`StepRecord`, without what an optimizer makes in its first step.
         unnamed: as of :class:`StepRecord`.
@@ -101,7 +101,7 @@ class StateFound(msgspec.Struct, frozen=True, kw_only=True, tag="found"):
     """
 
     step: int
-    by_session: bool
+    is_counted: bool
     state: dict[str, str]
     random: dict[str, str]
     unnamed: dict[str, str] = {}
@@ -235,7 +235,7 @@ class Records:
 def _record(lines: list[Line]) -> WorkerRecord | None:
     of: dict[type, list[Any]] = {}
     for line in lines:
-        if isinstance(line, StateFound) and line.by_session:
+        if isinstance(line, StateFound) and line.is_counted:
             of.pop(StepRecord, None)
         of.setdefault(type(line), []).append(line)
     if WorkerBegun not in of:

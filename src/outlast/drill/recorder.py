@@ -246,7 +246,7 @@ class Recorder:
         self._write(
             StateFound(
                 step=step,
-                by_session=self._by_session,
+                is_counted=self._by_session,
                 state=state,
                 unnamed=unnamed,
                 random=self._ahead,

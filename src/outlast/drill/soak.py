@@ -30,12 +30,13 @@ from typing import Final
 import msgspec
 
 from outlast.drill.compare import RunHistory
-from outlast.drill.course import DrillListener, DrillSetup, prepare
+from outlast.drill.course import DrillListener, DrillSetup
 from outlast.drill.faults.catalogue import FAULTS, Bounds, planned
 from outlast.drill.faults.fault import FOR_GOOD, Fault, Missed, Struck
 from outlast.drill.grade import Held, verify
 from outlast.drill.record import StateFound, StepRecord, WorkerRecord
 from outlast.drill.rehearsal import Rehearsal
+from outlast.drill.workplace import empty_place
 from outlast.errors import ConfigError, Exit
 from outlast.ledger.events import Event
 
@@ -145,7 +146,7 @@ class Soak:
         Raises:
             ConfigError: the job does not train, or none of the faults can be done here.
         """
-        prepare(self._setup.root)
+        empty_place(self._setup.root)
         setup = self._setup
         with Rehearsal(
             setup.script,

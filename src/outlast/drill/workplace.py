@@ -27,6 +27,7 @@ from outlast.config import DRILL_VARIABLE, Settings
 from outlast.errors import ConfigError
 
 COPY: Final = "work"
+MARK: Final = ".outlast-drill"
 SETTINGS: Final = "outlast.toml"
 FILE_BYTES_MAX: Final = 64 * 2**20
 COPY_BYTES_MAX: Final = 256 * 2**20
@@ -73,6 +74,25 @@ def script_of(words: Sequence[str]) -> Script:
     if not is_module and not Path(words[0]).is_file():
         raise ConfigError(f"there is no script {words[0]}; check the path")
     return Script(name=words[0], arguments=tuple(words[1:]), is_module=is_module)
+
+
+def empty_place(root: Path) -> None:
+    """Make a directory for a drill's runs, or empty one that an earlier drill has made.
+
+    Raises:
+        ConfigError: it holds something else, or cannot be written.
+    """
+    if root.exists() and any(root.iterdir()):
+        if not (root / MARK).exists():
+            raise ConfigError(f"{root} is not empty and no drill made it; give another with --dir")
+        shutil.rmtree(root)
+    try:
+        root.mkdir(parents=True, exist_ok=True)
+        (root / MARK).touch()
+    except OSError as error:
+        raise ConfigError(
+            f"{root} cannot be written: {error.strerror}; give another with --dir"
+        ) from None
 
 
 class Workplace:

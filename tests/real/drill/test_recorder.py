@@ -76,7 +76,7 @@ def test_two_optimizers_that_take_turns(floor, tmp_path):
 def test_a_session(floor, tmp_path):
     recorded = run(floor, tmp_path, "session")
     (one,) = recorded.records
-    assert one.found.by_session
+    assert one.found.is_counted
     assert one.found.step == 0
     assert [step.step for step in one.steps] == list(range(1, 9))
     assert not any(step.unnamed for step in one.steps)

@@ -93,7 +93,7 @@ def step(number, **changed):
 
 def found_at(number, **changed):
     known = {"state": {"model.w": f"w{number}"}, "random": {"torch": f"t{number}"}}
-    return StateFound(step=number, by_session=True, **{**known, **changed})
+    return StateFound(step=number, is_counted=True, **{**known, **changed})
 
 
 UNDISTURBED = [step(number) for number in range(1, 6)]

@@ -13,7 +13,6 @@ from rich.live import Live
 from rich.text import Text
 
 from outlast import config, units
-from outlast.drill.course import prepare
 from outlast.drill.proof.exactness import (
     STEPS,
     ProofListener,
@@ -21,7 +20,7 @@ from outlast.drill.proof.exactness import (
     ResumeProof,
     StopTried,
 )
-from outlast.drill.workplace import script_of
+from outlast.drill.workplace import empty_place, script_of
 from outlast.ledger.narrator import place
 from outlast.report.text import Paper
 
@@ -64,7 +63,7 @@ def command(
             at=at,
             listener=screen,
         )
-        prepare(root)
+        empty_place(root)
         screen.introduce(" ".join(wanted.words), steps, workers)
         proof = drill.run()
     if as_json:

@@ -190,7 +190,7 @@ class ResumeDrill:
                     f"the script ends behind step {self._upto}; give --at a step before it"
                 )
         records = [first.found(rank) for rank in first.ranks]
-        is_counted = any(found is not None and found.by_session for found in records)
+        is_counted = any(found is not None and found.is_counted for found in records)
         is_proved = own is None and not any(one.differs for one in stops)
         return ResumeProof(
             is_proved=is_proved,
@@ -269,7 +269,7 @@ class ResumeDrill:
         with self._new_run() as run:
             code = self._leave(run, at)
             has_stayed = code < 0 and any(
-                one.found and one.found.by_session for one in run.records()
+                one.found and one.found.is_counted for one in run.records()
             )
             if code == Exit.FINISHED or has_stayed:
                 raise ScriptFailed(
