@@ -10,6 +10,7 @@
 ``compare``          two runs beside each other, step by step
 ``grade``            what a disturbed run shows beside the undisturbed one
 ``faults``           what can be done to a job, each fault a small object; aiming; the catalogue
+``proof``            outlast drill resume: whether a resume changes nothing, and why it does
 ``target``           a job under test as a fault sees it, and the orders that a worker obeys
 ``inside``           starts in each worker of a job under test, and runs its script
 ``recorder``         sees each step from inside the process, whatever kind of script it is

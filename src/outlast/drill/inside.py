@@ -23,7 +23,7 @@ from typing import Any, Final
 
 from outlast.attempt.early import when_imported
 from outlast.config import DRILL_VARIABLE
-from outlast.drill.conditions import Conditions, read_conditions
+from outlast.drill.proof.conditions import Conditions, read_conditions
 from outlast.errors import ConfigError
 from outlast.launch import worker
 
@@ -58,7 +58,7 @@ class Watch:
         self._asked = read_conditions(run)
         self._early: list[tuple[str, str]] = []  # what was noted before there was a record
         if self._asked.changes:
-            from outlast.drill.still import hold_still
+            from outlast.drill.proof.still import hold_still
 
             hold_still(self._asked.changes, self._note)
 

@@ -24,7 +24,6 @@ from __future__ import annotations
 import contextlib
 import datetime
 import functools
-import importlib
 import os
 import platform
 import socket
@@ -47,9 +46,9 @@ from torch.optim.optimizer import (
 from outlast.attempt.link import ATTEMPT_VARIABLE
 from outlast.checkpoint.attributes import parameters_of
 from outlast.data import random_state
-from outlast.drill.attendant import Attendant
-from outlast.drill.conditions import Conditions
 from outlast.drill.digests import digest_of, number_of, unseen
+from outlast.drill.proof.attendant import Attendant
+from outlast.drill.proof.conditions import Conditions
 from outlast.drill.record import (
     Line,
     NotedCall,
@@ -291,7 +290,9 @@ class Recorder:
         with self._never_stops_training():
             orders = take_orders(self._run, _place_in_attempt()[0], step)
         for order in orders:  # what it raises is what was ordered
-            importlib.import_module("outlast.drill.orders").obey(order)  # only where one came
+            from outlast.drill.orders import obey
+
+            obey(order)
 
     def _attended(self, step: int) -> None:
         if self._is_on and self._attendant is not None:

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import pytest
 
-from outlast.drill.script_lines import ScriptLines
+from outlast.drill.proof.script_lines import ScriptLines
 from outlast.drill.workplace import Script
 from thorough import ALL, some
 

@@ -2,10 +2,11 @@
 
 import pytest
 
-from outlast.drill import conditions as of
-from outlast.drill.causes import still_in_order, suspect_kernel, suspects
 from outlast.drill.compare import RunHistory
-from outlast.drill.proof import Difference, difference
+from outlast.drill.proof import conditions as of
+from outlast.drill.proof.causes import still_in_order, suspect_kernel, suspects
+from outlast.drill.proof.runs import Difference, difference
+from outlast.drill.proof.script_lines import ScriptLines
 from outlast.drill.record import (
     NotedOperations,
     ReachSeen,
@@ -14,7 +15,6 @@ from outlast.drill.record import (
     WorkerBegun,
     WorkerRecord,
 )
-from outlast.drill.script_lines import ScriptLines
 from outlast.drill.workplace import Script
 
 SOURCE = """import outlast

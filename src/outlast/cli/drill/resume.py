@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import signal
 import time
 from pathlib import Path
+from typing import Any
 
 import click
 import msgspec
@@ -11,7 +13,7 @@ from rich.live import Live
 from rich.text import Text
 
 from outlast import config, units
-from outlast.drill.exactness import (
+from outlast.drill.proof.exactness import (
     STEPS,
     ProofListener,
     ResumeDrill,
@@ -51,7 +53,7 @@ def command(
     settings = config.load()
     root = Path(directory)
     console = Paper(quiet=as_json, highlight=False, soft_wrap=True)
-    with Screen(console) as screen:
+    with ResumeScreen(console) as screen:
         drill = ResumeDrill(
             wanted,
             root,
@@ -116,7 +118,7 @@ def _tell(console: Paper, words: str, *, holds: bool) -> None:
     console.print(f"  {mark} ", Text(words), sep="")
 
 
-class Screen(ProofListener):
+class ResumeScreen(ProofListener):
     """Draws what happens: a line that moves where there is a terminal, else a line for each run."""
 
     def __init__(self, console: Paper) -> None:
@@ -126,13 +128,17 @@ class Screen(ProofListener):
         self._steps = 0
         self._began_s = 0.0
         self._first: tuple[float, int] | None = None
+        self._before: Any = signal.SIG_DFL
 
-    def __enter__(self) -> Screen:
+    def __enter__(self) -> ResumeScreen:
+        # As Ctrl-C: the runs are ended on the way out.
+        self._before = signal.signal(signal.SIGTERM, signal.default_int_handler)
         if self._console.is_terminal:
             self._live.start()
         return self
 
     def __exit__(self, *_: object) -> None:
+        signal.signal(signal.SIGTERM, self._before)
         self._live.stop()
 
     def introduce(self, script: str, steps: int, workers: int) -> None:

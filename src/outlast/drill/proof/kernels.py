@@ -18,7 +18,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from outlast.drill.digests import digest_of, unseen
-from outlast.drill.still import place_of
+from outlast.drill.proof.still import place_of
 
 OPERATIONS_MAX: Final = 20_000
 _NO_ANSWER: Final = ("aten.detach", "aten.empty", "aten.t.", "aten.view", "aten.new_empty")

@@ -26,7 +26,7 @@ from typing import Final, NamedTuple, Self
 
 from outlast.config import DRILL_VARIABLE, Settings
 from outlast.drill.compare import RunHistory
-from outlast.drill.conditions import CARRIED, HASH_SEED, Conditions, write_conditions
+from outlast.drill.proof.conditions import CARRIED, HASH_SEED, Conditions, write_conditions
 from outlast.drill.record import Records, StateFound, StepRecord, WorkerRecord
 from outlast.drill.target import RECORDS
 from outlast.drill.workplace import Script, Workplace

@@ -21,8 +21,8 @@ from typing import Final, NamedTuple
 
 import msgspec
 
-from outlast.drill import conditions as of
-from outlast.drill.proof import (
+from outlast.drill.proof import conditions as of
+from outlast.drill.proof.runs import (
     BATCH,
     BEFORE,
     LOSS,
@@ -32,8 +32,8 @@ from outlast.drill.proof import (
     STATE,
     Difference,
 )
+from outlast.drill.proof.script_lines import ScriptLines
 from outlast.drill.record import NotedCall, NotedOperations, WorkerRecord
-from outlast.drill.script_lines import ScriptLines
 
 
 class Cause(msgspec.Struct, frozen=True, kw_only=True):

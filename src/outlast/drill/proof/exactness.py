@@ -25,8 +25,9 @@ from typing import Final
 import msgspec
 
 from outlast.config import Settings
-from outlast.drill import conditions as of
-from outlast.drill.causes import (
+from outlast.drill.compare import RunHistory
+from outlast.drill.proof import conditions as of
+from outlast.drill.proof.causes import (
     TRIED_WORDS,
     Cause,
     Suspect,
@@ -38,9 +39,8 @@ from outlast.drill.causes import (
     suspect_kernel,
     suspects,
 )
-from outlast.drill.compare import RunHistory
-from outlast.drill.conditions import Conditions
-from outlast.drill.proof import (
+from outlast.drill.proof.conditions import Conditions
+from outlast.drill.proof.runs import (
     BATCH,
     LOSS,
     MISSING,
@@ -51,8 +51,8 @@ from outlast.drill.proof import (
     complete,
     difference,
 )
+from outlast.drill.proof.script_lines import ScriptLines
 from outlast.drill.record import NotedCall, WorkerRecord
-from outlast.drill.script_lines import ScriptLines
 from outlast.drill.workplace import Script
 from outlast.errors import ConfigError, Exit
 

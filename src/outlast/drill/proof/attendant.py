@@ -15,12 +15,12 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Final
 
-from outlast.drill import reach
-from outlast.drill.conditions import CARRIED, Conditions
 from outlast.drill.digests import digest_of, unseen
-from outlast.drill.kernels import Operations
+from outlast.drill.proof import reach
+from outlast.drill.proof.conditions import CARRIED, Conditions
+from outlast.drill.proof.kernels import Operations
+from outlast.drill.proof.still import DrawnLines
 from outlast.drill.record import Line, NotedOperations, NoticeDue, ReachSeen, WorkerHeld
-from outlast.drill.still import DrawnLines
 
 SLOW_S: Final = 0.25  # of a step, twice as long each time
 SLOWEST_S: Final = 5.0

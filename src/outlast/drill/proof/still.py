@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from outlast.attempt.early import when_imported
-from outlast.drill import conditions as of
+from outlast.drill.proof import conditions as of
 from outlast.ledger.command import is_users
 
 Tell = Callable[[str, str], None]
