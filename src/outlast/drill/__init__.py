@@ -5,6 +5,7 @@
     planned = at(step=40).on(rank=1).kill()
 
 ``course``           a drill from its first run to its last: undisturbed, then once for each fault
+``soak``             one long run with one fault after another
 ``rehearsal``        one run of a job under test: started, watched, started again, stopped
 ``workplace``        where it works, so that nothing of the user's is touched
 ``compare``          two runs beside each other, step by step

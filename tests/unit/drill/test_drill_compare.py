@@ -1,4 +1,4 @@
-"""Two runs beside each other: what differs first, where attempts belong, what became of the data."""
+"""Two runs beside each other: what differs first, where attempts belong, the data."""
 
 import pytest
 from drill_records import found, run, step, worker

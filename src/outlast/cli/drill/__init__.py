@@ -1,7 +1,9 @@
 """``outlast drill``: break a job on purpose and grade it; prove that a resume changes nothing.
 
 ``faults``  the drill itself: the job undisturbed, then once for each fault; tables, JSON, JUnit
+``soak``    one long run with one fault after another, and its curves
 ``resume``  the proof of a resume by itself
+``screen``  what is shown while a drill runs
 
 What stands behind ``--`` is the job. A first word that is no command of this group's is a fault's
 name: ``outlast drill kill-worker -- train.py``.
