@@ -21,17 +21,18 @@ _COMMANDS: Final = {
     "faults": ("faults:command", "break the job in each of these ways, and grade it"),
     "resume": ("resume:command", "prove that a resume changes nothing, or name what does"),
 }
-_DEFAULT: Final = "faults"
 
 
 class _DrillGroup(LazyGroup):
     """Whose first command is meant where none is named."""
 
+    default: Final = "faults"
+
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Put its name ahead of what is no command."""
         asks_help = bool(args) and args[0] in ctx.help_option_names
         if not args or (args[0] not in _COMMANDS and not asks_help):
-            args = [_DEFAULT, *args]
+            args = [self.default, *args]
         return super().parse_args(ctx, args)
 
 
