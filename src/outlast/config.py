@@ -70,6 +70,8 @@ NOTICE_VARIABLES: Final = (
     "OUTLAST_NOTICE_EARLY",
 )
 
+DRILL_VARIABLE: Final = "OUTLAST_DRILL"  # the run's directory, in processes of a job under test
+
 # --- the table ------------------------------------------------------------------------------------
 
 Reader: TypeAlias = Callable[[object], Any]
@@ -492,6 +494,8 @@ def load(
     environ = os.environ if environ is None else environ
     sources: list[tuple[str, dict[str, object]]] = []
     given = {key: value for key, value in (arguments or {}).items() if value is not None}
+    if DRILL_VARIABLE in environ and environ.get("OUTLAST_DIR"):
+        given.pop("dir", None)  # a script's own: the job under test lies apart from the user's
     sources.append(("argument", given))
     sources.append(("environment", _from_environment(environ)))
     path = file or (Path(environ["OUTLAST_CONFIG"]) if environ.get("OUTLAST_CONFIG") else None)

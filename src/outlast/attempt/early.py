@@ -120,7 +120,7 @@ def watch_groups() -> None:
     if _MODULE in sys.modules:  # forked from a process that had imported it
         _trap(sys.modules[_MODULE])
     else:
-        sys.meta_path.insert(0, _Finder())
+        when_imported(_MODULE, _trap)
 
 
 def _trap(module: ModuleType) -> None:
@@ -155,14 +155,23 @@ def _do_without_store() -> None:
     around_stores(around)
 
 
+def when_imported(name: str, then: Callable[[ModuleType], None]) -> None:
+    """Have ``then`` called with a module once it is imported, which it must not be yet."""
+    sys.meta_path.insert(0, _Finder(name, then))
+
+
 class _Finder(importlib.abc.MetaPathFinder):
     """Waits for one module, and is in nobody's way before or after."""
+
+    def __init__(self, name: str, then: Callable[[ModuleType], None]) -> None:
+        self._name = name
+        self._then = then
 
     def find_spec(
         self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> importlib.machinery.ModuleSpec | None:
         """The module as others find it, and one more thing to do once it is there."""
-        if name != _MODULE:
+        if name != self._name:
             return None
         sys.meta_path.remove(self)
         spec = importlib.util.find_spec(name)
@@ -171,7 +180,7 @@ class _Finder(importlib.abc.MetaPathFinder):
 
             def exec_module(module: ModuleType) -> None:
                 run(module)
-                _trap(module)
+                self._then(module)
 
             spec.loader.exec_module = exec_module  # type: ignore[method-assign]
         return spec

@@ -115,6 +115,7 @@ _COMMANDS = {
     "run": "run a script under outlast, in place of torchrun",
     "init": "write the file with which Slurm, Kubernetes or SkyPilot runs a script, or an image",
     "demo": "train through a kill and a preemption notice, and prove nothing changed",
+    "drill": "break your own job on purpose, grade it, and prove that a resume changes nothing",
     "plan": "know before you rent: failures, intervals, spot, flush, budget, deadline",
     "simulate": "what a job would go through, and which policy does best on the same failures",
     "report": "what happened to a job and where its time went",

@@ -4,17 +4,25 @@
 
     planned = at(step=40).on(rank=1).kill()
 
+``course``           a drill from its first run to its last: undisturbed, then once for each fault
+``soak``             one long run with one fault after another
+``rehearsal``        one run of a job under test: started, watched, started again, stopped
+``workplace``        where it works, so that nothing of the user's is touched
+``compare``          two runs beside each other, step by step
+``grade``            what a disturbed run shows beside the undisturbed one
+``faults``           what can be done to a job, each fault a small object; aiming; the catalogue
+``proof``            outlast drill resume: whether a resume changes nothing, and why it does
+``target``           a job under test as a fault sees it, and the orders that a worker obeys
+``inside``           starts in each worker of a job under test, and runs its script
+``recorder``         sees each step from inside the process, whatever kind of script it is
+``record``           what a worker consumed and computed, step by step: its format, and reading it
+``digests``          digests of whatever a script holds, by which runs are compared
+``orders``           what a worker does to itself when it is told to
+``clock``            a wall clock that can be moved, for the processes of one job
+``network``          several machines on one: namespaces with cables, and what happens to those
+``metadata_server``  EC2's metadata service on loopback; the base of such servers in the tests
 ``demo``             two runs, three faults, one comparison
 ``demo_train``       the training script of both runs
-``demo_faults``      what the demo does to the running job: kills and a notice
-``faults``           what can be done to a job, each fault a small object; aiming; the catalogue
-``clock``            a wall clock that can be moved, for the processes of one job
-``metadata_server``  EC2's metadata service on loopback; the base of such servers in the tests
-``network``          several machines on one: namespaces with cables, and what happens to those
-``orders``           what a worker does to itself when it is told to
-``record``           what a worker consumed and computed, step by step: its format, and reading it
-``target``           a job under test as a fault sees it, and the orders that a worker obeys
-``trace``            what the demo's runs consumed and computed, step by step
 
 Each name below is loaded when it is first used: workers import this package, and need little of it.
 """

@@ -14,9 +14,10 @@ behind it.
 
 from __future__ import annotations
 
+import dataclasses
+import threading
 from collections.abc import Iterable
 from pathlib import Path
-from typing import NamedTuple
 
 import msgspec
 
@@ -56,8 +57,11 @@ class StepRecord(msgspec.Struct, frozen=True, kw_only=True, tag="step"):
             float, or a digest where it isn't one number.
         inputs: digest of what each outermost training module was called with, in order.
         state: name → digest, of each tensor and each other value of what is trained, behind it.
+        unnamed: name → digest, of what is at work and a session was not given; without a session
+            all of that is in ``state``.
         random: name → digest, of each of the process' random-number generators, behind it.
-        rates: learning rates of the optimizers' groups, in order, ahead of it.
+        random_before: the same ahead of it: with its batch at hand, and nothing computed yet.
+        rates: learning rates of the groups of each optimizer that stepped, in order, ahead of that.
         rank: in the attempt in which it was made.
         world_size: of that attempt.
     """
@@ -71,6 +75,8 @@ class StepRecord(msgspec.Struct, frozen=True, kw_only=True, tag="step"):
     rates: list[float]
     rank: int
     world_size: int
+    unnamed: dict[str, str] = {}
+    random_before: dict[str, str] = {}
 
 
 class WorkerEnded(msgspec.Struct, frozen=True, kw_only=True, tag="ended"):
@@ -88,30 +94,123 @@ class StateFound(msgspec.Struct, frozen=True, kw_only=True, tag="found"):
 
     Attributes:
         step: completed steps, as the session has it; 0 where there is none.
+        is_counted: whether a session counts the steps of this process; then lines of steps ahead
+            of this one are of what came before it, and are not read.
         state: as of :class:`StepRecord`, without what an optimizer makes in its first step.
-        random: as of :class:`StepRecord`.
+        unnamed: as of :class:`StepRecord`.
+        random: as of :class:`StepRecord`, with the first step's batch at hand.
     """
 
     step: int
+    is_counted: bool
     state: dict[str, str]
     random: dict[str, str]
+    unnamed: dict[str, str] = {}
 
 
-Line = WorkerBegun | StateFound | StepRecord | WorkerEnded
+class NotedCall(msgspec.Struct, frozen=True, kw_only=True, tag="call"):
+    """The script did something that need not be the same in each run; once for each line of it.
+
+    Attributes:
+        what: a function, a generator, a kernel.
+        where: the script's line, as "train.py:12"; "" where it has none.
+    """
+
+    what: str
+    where: str
+
+
+class ReachSeen(msgspec.Struct, frozen=True, kw_only=True, tag="reach"):
+    """What the script's own names reached at a moment.
+
+    Attributes:
+        step: completed steps; the next one has its batch.
+        values: path → digest.
+        owners: path → (path, class) of the object around it that gives its state itself.
+    """
+
+    step: int
+    values: dict[str, str]
+    owners: dict[str, list[str]]
+
+
+class NotedOperations(msgspec.Struct, frozen=True, kw_only=True, tag="operations"):
+    """The operations of one step, in order.
+
+    Attributes:
+        step: its number.
+        operations: name, digest of what it was given, digest of what it made, the script's line.
+    """
+
+    step: int
+    operations: list[tuple[str, str, str, str]]
+
+
+class NoticeDue(msgspec.Struct, frozen=True, kw_only=True, tag="due"):
+    """The step is complete behind which the job is to be given notice.
+
+    Attributes:
+        step: completed steps.
+    """
+
+    step: int
+
+
+class WorkerHeld(msgspec.Struct, frozen=True, kw_only=True, tag="held"):
+    """The process has made all the steps that are wanted of it, and waits to be ended.
+
+    Attributes:
+        step: completed steps.
+    """
+
+    step: int
+
+
+class RecorderTrouble(msgspec.Struct, frozen=True, kw_only=True, tag="trouble"):
+    """Something could not be recorded; told once. Training went on.
+
+    Attributes:
+        t: wall-clock time in seconds.
+        what: the error, in its own words.
+    """
+
+    t: float
+    what: str
+
+
+Line = (
+    WorkerBegun
+    | StateFound
+    | StepRecord
+    | WorkerEnded
+    | NotedCall
+    | ReachSeen
+    | NotedOperations
+    | NoticeDue
+    | WorkerHeld
+    | RecorderTrouble
+)
 _decoder = msgspec.json.Decoder(Line)
 
 
-class WorkerRecord(NamedTuple):
-    """One process' record so far."""
+@dataclasses.dataclass
+class WorkerRecord:
+    """One process' record so far; it grows as the file does."""
 
     begun: WorkerBegun
-    found: StateFound | None
-    steps: list[StepRecord]
-    ended: WorkerEnded | None
+    found: StateFound | None = None
+    steps: list[StepRecord] = dataclasses.field(default_factory=list)
+    ended: WorkerEnded | None = None
+    trouble: str = ""
+    calls: list[NotedCall] = dataclasses.field(default_factory=list)
+    reached: list[ReachSeen] = dataclasses.field(default_factory=list)
+    operations: list[NotedOperations] = dataclasses.field(default_factory=list)
+    is_due: bool = False
+    is_held: bool = False
 
 
 class Records:
-    """Everything that the workers of a run have recorded, read as it grows.
+    """Everything that the workers of a run have recorded, read as it grows; from any thread.
 
     Args:
         run: the run's directory.
@@ -119,30 +218,60 @@ class Records:
 
     def __init__(self, run: Path) -> None:
         self._directory = run / RECORDS
-        self._read: dict[str, tuple[int, list[Line]]] = {}
+        self._files: dict[str, _RecordFile] = {}
+        self._lock = threading.Lock()
 
     def look(self) -> list[WorkerRecord]:
         """Each process' record, in the order in which they began."""
-        for path in self._directory.glob("rank-*.jsonl"):
-            offset, lines = self._read.get(path.name, (0, []))
-            with path.open("rb") as file:
-                file.seek(offset)
-                data = file.read()
-            whole = data[: data.rfind(b"\n") + 1]
-            lines += (_decoder.decode(line) for line in whole.splitlines())
-            self._read[path.name] = (offset + len(whole), lines)
-        found = (_record(lines) for _, lines in self._read.values() if lines)
-        return sorted((one for one in found if one), key=lambda one: one.begun.t)
+        with self._lock:
+            for path in self._directory.glob("rank-*.jsonl"):
+                self._files.setdefault(path.name, _RecordFile(path)).look()
+            found = [file.record for file in self._files.values() if file.record is not None]
+        return sorted(found, key=lambda one: one.begun.t)
 
 
-def _record(lines: list[Line]) -> WorkerRecord | None:
-    begun = next((line for line in lines if isinstance(line, WorkerBegun)), None)
-    if begun is None:
-        return None
-    found = next((line for line in lines if isinstance(line, StateFound)), None)
-    steps = [line for line in lines if isinstance(line, StepRecord)]
-    ended = next((line for line in lines if isinstance(line, WorkerEnded)), None)
-    return WorkerRecord(begun, found, steps, ended)
+class _RecordFile:
+    """One process' file, as far as it was read."""
+
+    def __init__(self, path: Path) -> None:
+        self.record: WorkerRecord | None = None
+        self._path, self._offset = path, 0
+
+    def look(self) -> None:
+        """Read what is new."""
+        with self._path.open("rb") as file:
+            file.seek(self._offset)
+            data = file.read()
+        whole = data[: data.rfind(b"\n") + 1]
+        self._offset += len(whole)
+        for line in whole.splitlines():
+            self._take(_decoder.decode(line))
+
+    def _take(self, line: Line) -> None:
+        if isinstance(line, WorkerBegun):
+            self.record = WorkerRecord(begun=line)
+        if self.record is None:
+            return
+        if isinstance(line, StepRecord):
+            self.record.steps.append(line)
+        elif isinstance(line, StateFound):
+            if line.is_counted:
+                self.record.steps.clear()
+            self.record.found = line
+        elif isinstance(line, WorkerEnded):
+            self.record.ended = line
+        elif isinstance(line, RecorderTrouble):
+            self.record.trouble = line.what
+        elif isinstance(line, NotedCall):
+            self.record.calls.append(line)
+        elif isinstance(line, ReachSeen):
+            self.record.reached.append(line)
+        elif isinstance(line, NotedOperations):
+            self.record.operations.append(line)
+        elif isinstance(line, NoticeDue):
+            self.record.is_due = True
+        else:
+            self.record.is_held = True
 
 
 def completed(records: Iterable[WorkerRecord]) -> int:

@@ -86,9 +86,12 @@ class Target(Protocol):
 
     run: Path
     directory: Path
-    machines: Sequence[TestedMachine]
-    tiers: Mapping[str, Path]
     environ: dict[str, str]
+
+    @property
+    def machines(self) -> Sequence[TestedMachine]: ...  # noqa: D102 - above
+    @property
+    def tiers(self) -> Mapping[str, Path]: ...  # noqa: D102
 
     def workers(self) -> Mapping[int, int]:
         """Rank → process id, of the newest attempt."""

@@ -41,6 +41,7 @@ from outlast.health.processes import die_with_agent
 OURS: Final = (Exit.GAVE_UP, Exit.STORAGE, Exit.REFUSED)
 
 
+STARTS_SCRIPTS: Final = True  # in a module whose frames are no part of a script's traceback
 NOT_FOUND, NOT_RUNNABLE = 127, 126  # as shells have it
 
 
@@ -64,7 +65,7 @@ def main() -> NoReturn:
         if as_module:
             runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
         else:
-            _run_script(sys.argv[0])
+            run_script(sys.argv[0])
         code = 0
     except SystemExit as error:
         code = _exit_code(error)
@@ -104,7 +105,8 @@ def _become(command: list[str]) -> NoReturn:
         os._exit(NOT_RUNNABLE if is_there else NOT_FOUND)
 
 
-def _run_script(script: str) -> None:
+def run_script(script: str) -> None:
+    """Run a file as the main module, as ``python SCRIPT`` does; its arguments are there already."""
     path = Path(script).resolve()
     sys.path[0] = str(path.parent)
     module = types.ModuleType("__main__")
@@ -143,8 +145,10 @@ def _in_words(error: BaseException) -> tuple[BaseException, str]:
 
 
 def _without_us(trace: types.TracebackType | None) -> types.TracebackType | None:
-    ours = (__file__, runpy.__file__, "<frozen runpy>")
-    while trace is not None and trace.tb_frame.f_code.co_filename in ours:
+    runs = (runpy.__file__, "<frozen runpy>")
+    while trace is not None and (
+        trace.tb_frame.f_code.co_filename in runs or "STARTS_SCRIPTS" in trace.tb_frame.f_globals
+    ):
         trace = trace.tb_next
     return trace
 

@@ -99,7 +99,7 @@ def _crossed(spot: Spot, taken: list[tuple[float, float]]) -> int:
 
 
 class Chart(msgspec.Struct, frozen=True, kw_only=True):
-    """Curves over a logarithmic x.
+    """Curves over a logarithmic x, or a linear one.
 
     Attributes:
         title, x_label, y_label: words.
@@ -108,6 +108,7 @@ class Chart(msgspec.Struct, frozen=True, kw_only=True):
         curves: the lines.
         marks: points on them.
         y_low, y_high: what is shown.
+        is_linear: whether x is.
     """
 
     title: str
@@ -119,6 +120,7 @@ class Chart(msgspec.Struct, frozen=True, kw_only=True):
     marks: list[Mark]
     y_low: float
     y_high: float
+    is_linear: bool = False
 
     template = "chart.svg.j2"
 
@@ -130,7 +132,9 @@ class Chart(msgspec.Struct, frozen=True, kw_only=True):
     def x(self, value: float) -> float:
         """Pixels from the left."""
         low, high = self._range
-        share = math.log(value / low) / math.log(high / low)
+        share = (value - low) / (high - low)
+        if not self.is_linear:
+            share = math.log(value / low) / math.log(high / low)
         return _LEFT + share * (WIDTH - _LEFT - _RIGHT)
 
     def y(self, value: float) -> float:

@@ -119,6 +119,7 @@ class Session:
         self._hook: Any = None
         self._at_boundary = True  # whether the state is that of ``step``, so that it may be saved
         self._has_trained = self._is_rolled_back = self._was_over_at_once = False
+        self._is_broken_off = False  # by an error: the step that it was in is not gone on from
         self._unnamed: Unnamed
         self._transient: Transient
         self._gradients: ScriptGradients
@@ -258,6 +259,7 @@ class Session:
     ) -> None:
         self._is_over = True
         self._void_steps.end()
+        self._is_broken_off = isinstance(error, Exception) and not isinstance(error, StopIteration)
         self._leave_loop()  # it may still be held: what comes now is no step
         is_excused = self._had_no_step(error)
         error = None if is_excused else error
@@ -481,7 +483,7 @@ class Session:
         self._unnamed.completed()
         self._transient.completed()
         self._on.completed(self.step, *self._position.batch)
-        for observer in self.observers:
+        for observer in () if self._is_broken_off else self.observers:
             observer.completed(self.step, self._objects.stateful)
 
     # --- a loss elsewhere --------------------------------------------------------------------

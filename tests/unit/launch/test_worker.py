@@ -44,7 +44,7 @@ def test_a_script_runs_as_main(tmp_path):
         "here, arguments = sys.path[0], sys.argv[1:]\n"
         "def later(): return here\n"
     )
-    worker._run_script("train.py")
+    worker.run_script("train.py")
     main = sys.modules["__main__"]
     assert (main.here, main.arguments) == (str(tmp_path), ["x"])
     assert main.later() == main.here  # its globals outlive the run
@@ -63,7 +63,7 @@ def frames(error):
 def test_a_traceback_begins_in_the_script(tmp_path):
     (tmp_path / "train.py").write_text("def inner():\n    1 / 0\ninner()\n")
     with pytest.raises(ZeroDivisionError) as caught:
-        worker._run_script("train.py")
+        worker.run_script("train.py")
     assert frames(caught.value) == ["<module>", "inner"]
     with pytest.raises(ZeroDivisionError) as caught:
         runpy.run_module("train", run_name="__main__")
@@ -74,7 +74,7 @@ def test_a_traceback_begins_in_the_script(tmp_path):
 def test_a_script_that_cannot_be_compiled_has_no_frames_of_ours(tmp_path):
     (tmp_path / "train.py").write_text("def :\n")
     with pytest.raises(SyntaxError) as caught:
-        worker._run_script("train.py")
+        worker.run_script("train.py")
     assert frames(caught.value) == []
 
 

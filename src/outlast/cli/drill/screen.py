@@ -1,0 +1,97 @@
+"""What a drill shows while it runs: a line that moves where there is a terminal, and one a run."""
+
+from __future__ import annotations
+
+import signal
+import time
+from typing import Any
+
+from rich.live import Live
+from rich.text import Text
+
+from outlast import units
+from outlast.drill.course import DrillListener
+from outlast.drill.faults.fault import Struck
+from outlast.drill.grade import Grade
+from outlast.report.text import Paper
+
+
+class DrillScreen(DrillListener):
+    """Draws what happens: a line that moves where there is a terminal, else a line a run."""
+
+    def __init__(self, console: Paper) -> None:
+        self._console = console
+        self._live = Live(console=console, transient=True, auto_refresh=False)
+        self._since_s = time.monotonic()
+        self._run, self._of, self._label = 0, 0, ""
+        self._ended_s: list[float] = []
+        self._before: Any = signal.SIG_DFL
+
+    def __enter__(self) -> DrillScreen:
+        # As Ctrl-C: jobs are ended and faults are healed on the way out.
+        self._before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+        if self._console.is_terminal:
+            self._live.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        signal.signal(signal.SIGTERM, self._before)
+        self._live.stop()
+
+    def say(self, line: str | Text) -> None:
+        """A line that stays."""
+        self._live.console.print(line)
+
+    def begun(self, label: str, number: int, of: int) -> None:
+        """Say which, where nothing moves."""
+        self._run, self._of, self._label = number, of, label
+
+    def progress(self, label: str, step: int, steps: int) -> None:
+        """Move the line."""
+        if not self._console.is_terminal:
+            return
+        bar = "━" * round(min(step / steps, 1.0) * 24)
+        count = f" run {self._run}" + (f" of {self._of}" if self._of else "")
+        line = Text.assemble(
+            f"  {label:<22}", (f"{bar:<24}", "cyan"), f" step {step}/{steps} ·{count}{self._left()}"
+        )
+        self._live.update(line, refresh=True)
+
+    def struck(self, struck: Struck) -> None:
+        """Say it at once."""
+        self.say(Text(f"  ✖ {struck.what}", style="red"))
+
+    def ended(self, label: str, seconds: float) -> None:
+        """Remember how long it took; of the undisturbed run, say it."""
+        self._ended_s.append(seconds)
+        if label.startswith("undisturbed"):
+            self.say(f"  [bold]{label}[/]: {units.seconds(seconds)}")
+
+    def graded(self, grade: Grade) -> None:
+        """One line of it."""
+        self.say(_line(grade))
+
+    def _left(self) -> str:
+        if not self._of or not self._ended_s:
+            return ""
+        left = sum(self._ended_s) / len(self._ended_s) * (self._of - len(self._ended_s))
+        return f" · about {units.seconds(left)} left" if left > 2 else ""
+
+
+def _line(grade: Grade) -> Text:
+    if grade.why_not:
+        return Text(f"    {grade.fault}: not here: {grade.why_not}", style="yellow")
+    line = Text("    ")
+    line.append("✔ " if grade.holds else "✖ ", style="green" if grade.holds else "red")
+    parts = []
+    if grade.found_after_s is not None:
+        parts.append(f"found after {units.seconds(grade.found_after_s)}")
+    if grade.lost_steps is not None:
+        parts.append(f"{units.count(grade.lost_steps, 'step')} made again")
+    if grade.stood_s is not None:
+        parts.append(f"stood still for {units.seconds(grade.stood_s)}")
+    line.append(f"{grade.fault}: {' · '.join(parts) or 'nothing came of it'}")
+    for one in grade.held:
+        if not one.holds:
+            line.append(f"\n      does not hold: {one.what}", style="red")
+    return line

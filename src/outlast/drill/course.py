@@ -1,0 +1,366 @@
+"""A drill from its first run to its last: undisturbed, then once for each fault, then the grades.
+
+Each run begins with nothing, so that a fault is graded by itself, and is ended when every rank has
+completed the drill's last step. Each fault waits for its moment in a thread, strikes once, and is
+healed when its time is over, ahead of a start that the job asks for, and at the end of the run.
+
+Guarantees: the same seed draws the same faults at the same moments. Where a run differs, the script
+is run undisturbed once more before that is held against the resume. Whatever happens, each job that
+was started has ended when this returns, and every fault is healed.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+import msgspec
+
+from outlast.config import Settings
+from outlast.drill.compare import RunHistory, first_difference
+from outlast.drill.faults.aim import PlannedFault
+from outlast.drill.faults.catalogue import Bounds
+from outlast.drill.faults.fault import Struck
+from outlast.drill.grade import Grade, RunEnd, grade
+from outlast.drill.rehearsal import Rehearsal
+from outlast.drill.target import Target
+from outlast.drill.workplace import Script, empty_place
+from outlast.errors import ConfigError
+
+UNDISTURBED: Final = "undisturbed"
+_STARTED: Final = "job_started"
+STUCK_S: Final = 120.0  # without a step, in a run that nothing disturbs
+RECOVERY_S: Final = 180.0  # for a disturbed one, besides what the undisturbed one took
+TAIL_LINES: Final = 6
+
+
+class DrillSetup(NamedTuple):
+    """What is to be done.
+
+    Attributes:
+        script: what is drilled.
+        root: directory of all runs.
+        steps: how far each run goes.
+        workers: on each machine.
+        machines: of each run.
+        settings: the user's.
+        environ: the user's.
+    """
+
+    script: Script
+    root: Path
+    steps: int
+    workers: int
+    machines: int
+    settings: Settings
+    environ: Mapping[str, str]
+
+
+class DrillListener:
+    """Told what happens; the command draws it."""
+
+    def begun(self, label: str, number: int, of: int) -> None:
+        """A run begins."""
+
+    def progress(self, label: str, step: int, steps: int) -> None:
+        """A run went on."""
+
+    def struck(self, struck: Struck) -> None:
+        """A fault has struck."""
+
+    def ended(self, label: str, seconds: float) -> None:
+        """A run is over."""
+
+    def graded(self, grade: Grade) -> None:
+        """A fault has its grade."""
+
+
+class DrillResult(msgspec.Struct, frozen=True, kw_only=True):
+    """What a drill found.
+
+    Attributes:
+        grades: one for each fault, in order.
+        undisturbed_s: what the undisturbed run took.
+        steps: how far each run went.
+        has_session: whether the script has one.
+        commits: checkpoints that the undisturbed run had committed.
+        differs_itself: how the script differs from itself undisturbed; "" where it does not, or
+            nobody had to look.
+        directory: of all runs.
+        seconds: of the whole.
+    """
+
+    grades: list[Grade]
+    undisturbed_s: float
+    steps: int
+    has_session: bool
+    commits: int
+    differs_itself: str
+    directory: str
+    seconds: float
+
+    @property
+    def holds(self) -> bool:
+        """Whether everything that was promised held."""
+        return all(one.holds for one in self.grades)
+
+
+class Drill:
+    """One drill.
+
+    Args:
+        setup: what is to be done.
+        listener: is told.
+    """
+
+    def __init__(self, setup: DrillSetup, listener: DrillListener) -> None:
+        self._setup = setup
+        self._listener = listener
+        self._num_runs, self._run = 0, 0
+
+    def conduct(self, plan: Callable[[Bounds, Target], Sequence[PlannedFault]]) -> DrillResult:
+        """Run it all.
+
+        Args:
+            plan: makes the faults, told what they are drawn from, and the job ahead of its start.
+
+        Raises:
+            ConfigError: the script does not come to the first step by itself.
+            NetworkError: the machines cannot be made.
+        """
+        since_s = time.monotonic()
+        empty_place(self._setup.root)
+        undisturbed = self._undisturbed(UNDISTURBED)
+        reached = min(self._setup.steps, RunHistory(undisturbed.records).reached())
+        commits = [event["step"] for event in undisturbed.events if event.event == "commit"]
+        faults = self._planned(plan, undisturbed, commits, reached)
+        self._num_runs += len(faults)
+        grades = []
+        for number, planned in enumerate(faults, start=1):
+            grades.append(self._disturbed(number, planned, undisturbed, reached))
+            self._listener.graded(grades[-1])
+        differs_itself = ""
+        if any(one.differs and one.is_exact for one in grades):
+            again = RunHistory(self._undisturbed(f"{UNDISTURBED}-again").records)
+            found = first_difference(RunHistory(undisturbed.records), again, reached)
+            differs_itself = "" if found is None else found.words
+        return DrillResult(
+            grades=grades,
+            undisturbed_s=undisturbed.seconds,
+            steps=reached,
+            has_session=undisturbed.has_session,
+            commits=len(set(commits)),
+            differs_itself=differs_itself,
+            directory=str(self._setup.root),
+            seconds=time.monotonic() - since_s,
+        )
+
+    def _planned(
+        self,
+        plan: Callable[[Bounds, Target], Sequence[PlannedFault]],
+        undisturbed: RunEnd,
+        commits: Sequence[int],
+        reached: int,
+    ) -> Sequence[PlannedFault]:
+        first = min((step for step in commits if step < reached * 0.6), default=reached // 4) + 1
+        bounds = Bounds(
+            num_ranks=max(one.world_size for record in undisturbed.records for one in record.steps),
+            num_machines=self._setup.machines,
+            first_step=first,
+            last_step=max(first + 1, int(reached * 0.75)),
+        )
+        with self._rehearsal("plan") as job:
+            return plan(bounds, job)
+
+    def _rehearsal(self, label: str) -> Rehearsal:
+        setup = self._setup
+        return Rehearsal(
+            setup.script,
+            setup.root / label,
+            settings=setup.settings,
+            workers=setup.workers,
+            num_machines=setup.machines,
+            environ=setup.environ,
+        )
+
+    def _undisturbed(self, label: str) -> RunEnd:
+        self._begin(label)
+        with self._rehearsal(label) as job:
+            since_s = time.monotonic()
+            job.start()
+            end = self._to_the_end(job, label, since_s, STUCK_S)
+        if not end.records or not RunHistory(end.records).reached():
+            lines = end.output.read_text(errors="replace").strip().splitlines()
+            said = "\n  ".join(lines[-TAIL_LINES:])
+            raise ConfigError(
+                "the script does not come to the end of its first step by itself, undisturbed; "
+                f"it said:\n  {said}\nAll of it: {end.output}"
+            )
+        return end
+
+    def _disturbed(
+        self, number: int, planned: PlannedFault, undisturbed: RunEnd, reached: int
+    ) -> Grade:
+        fault = planned.fault
+        label = f"{number:02}-{fault.name}"
+        self._begin(label)
+        with self._rehearsal(label) as job:
+            if why_not := fault.why_not(job):
+                return Grade(fault=fault.name, why_not=why_not)
+            since_s = time.monotonic()
+            with _Striker(planned, job, self._listener) as striker:
+                job.start()
+                limit_s = RECOVERY_S + 2 * undisturbed.seconds
+                end = self._to_the_end(job, label, since_s, limit_s, striker)
+                settings = self._setup.settings
+                price = settings.price_spot or settings.price_on_demand
+                return grade(
+                    fault.name,
+                    fault.promise,
+                    striker.struck,
+                    run=end,
+                    undisturbed=undisturbed,
+                    steps=reached,
+                    price=None if price is None else price * self._setup.machines,
+                )
+
+    def _begin(self, label: str) -> None:
+        self._run += 1
+        self._num_runs = max(self._num_runs, self._run)
+        self._listener.begun(label, self._run, self._num_runs)
+
+    def _to_the_end(
+        self,
+        job: Rehearsal,
+        label: str,
+        since_s: float,
+        stuck_s: float,
+        striker: _Striker | None = None,
+    ) -> RunEnd:
+        """Watch a run until every rank has come far enough, it has ended, or nothing moves."""
+        steps, newest, moved_s = self._setup.steps, 0, time.monotonic()
+        if striker is not None:
+            job.before_restart, job.is_held = striker.heal, striker.holds
+
+        def is_done() -> bool:
+            nonlocal newest, moved_s
+            step = job.completed()
+            if step != newest:
+                newest, moved_s = step, time.monotonic()
+                self._listener.progress(label, step, steps)
+            stands = striker is None or striker.is_over
+            is_far = job.all_completed() >= steps and stands
+            return is_far or time.monotonic() - moved_s > stuck_s
+
+        job.wait(is_done, limit_s=float("inf"))
+        was_stopped = not job.is_over()
+        if striker is not None:
+            striker.stop()
+        codes = [code for machine in job.machines for code in machine.exit_codes]
+        job.stop()
+        seconds = time.monotonic() - since_s
+        self._listener.ended(label, seconds)
+        return RunEnd(
+            records=job.look(),
+            events=job.events(),
+            exit_codes=codes,
+            was_stopped=was_stopped,
+            seconds=seconds,
+            directory=job.directory,
+            output=job.place.log,
+        )
+
+
+class _Striker:
+    """Waits for one fault's moment, in a thread; a context manager.
+
+    Attributes:
+        struck: what it did; None before.
+        is_over: whether it has struck and was healed, or never will strike.
+    """
+
+    def __init__(self, planned: PlannedFault, job: Rehearsal, listener: DrillListener) -> None:
+        self.struck: Struck | None = None
+        self.is_over = self._is_healed = False
+        self._planned, self._job, self._listener = planned, job, listener
+        self._ends = threading.Event()
+        self._lock = threading.Lock()
+        self._thread = threading.Thread(target=self._strike, name="drill-fault", daemon=True)
+
+    def __enter__(self) -> _Striker:
+        self._planned.prepare(self._job)
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        try:
+            self.stop()
+        finally:
+            self._job.stop()  # where an error has brought us here it still runs
+            self._planned.fault.release(self._job)
+
+    def stop(self) -> None:
+        """The run is over."""
+        self._ends.set()
+        if self._thread.is_alive():
+            self._thread.join()
+        self.heal()
+
+    def heal(self) -> None:
+        """Undo it, if it has struck."""
+        with self._lock:
+            if self.struck is not None:
+                self._is_healed = True
+                self._planned.fault.heal(self._job)
+
+    def holds(self) -> bool:
+        """Whether it has struck and is not healed, which will start what is down."""
+        return self.struck is not None and not self._is_healed and not self._ends.is_set()
+
+    def _strike(self) -> None:
+        job = self._job
+        try:
+            struck = self._planned.strike(_Ending(job, self._ends))
+            if struck is None:
+                return
+            self.struck = struck
+            self._listener.struck(struck)
+            self._planned.finish(_Ending(job, self._ends), self._is_noticed)
+        finally:
+            self.is_over = True
+
+    def _is_noticed(self) -> bool:
+        """Whether what strikes for good can be undone now: the job has answered it."""
+        struck = self.struck
+        if self._is_healed or struck is None:
+            return True
+        if struck.event in ("", _STARTED):
+            is_down = any(machine.agent is None for machine in self._job.machines)
+            return is_down or self._promises_nothing
+        return any(e.event == struck.event and e.t >= struck.t for e in self._job.events())
+
+    @property
+    def _promises_nothing(self) -> bool:
+        return not self._planned.fault.promise.is_started_again
+
+
+class _Ending:
+    """The job as a fault sees it; it is over for the fault once the run is.
+
+    Args:
+        job: it.
+        ends: set when the run is over.
+    """
+
+    def __init__(self, job: Rehearsal, ends: threading.Event) -> None:
+        self._job, self._ends = job, ends
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._job, name)
+
+    def is_over(self) -> bool:
+        """Whether the run, or the job, has ended."""
+        return self._ends.is_set() or self._job.is_over()

@@ -1,0 +1,297 @@
+"""What a disturbed run shows, beside the undisturbed one: one grade for each fault.
+
+A grade says what was measured, and then line by line whether what is promised of that fault held.
+Times and steps come from what the workers recorded and from the ledger; checkpoints are read by
+``outlast checkpoints verify``, every byte of them, once the job has ended.
+
+Guarantees: a promise that could not be looked at (nothing was recorded, the fault never struck)
+does not hold. A script without a session is graded by what it can get: its end, and its state; what
+it made again is told and held against nobody.
+
+What can go wrong: a script that differs from itself, run twice without a fault, differs here too;
+the drill looks for that before it calls anything a fault of the resume.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from outlast import units
+from outlast.drill.compare import RunHistory, SamplesSeen, StepDifference, first_difference, samples
+from outlast.drill.faults.fault import MayLose, Promise, Struck
+from outlast.drill.record import WorkerRecord
+from outlast.errors import Exit
+from outlast.ledger.events import Event
+
+SLACK_S: Final = 0.05  # clocks of one machine, read by several processes
+VERIFY_S: Final = 600.0
+
+
+class RunEnd(msgspec.Struct, frozen=True, kw_only=True):
+    """A run that is over.
+
+    Attributes:
+        records: of its workers.
+        events: of its ledger.
+        exit_codes: of the agents that ended by themselves, in order.
+        was_stopped: whether the drill ended it, because it had come far enough.
+        seconds: from its start to its end.
+        directory: the job's own.
+        output: file with what it said.
+    """
+
+    records: Sequence[WorkerRecord]
+    events: Sequence[Event]
+    exit_codes: list[int]
+    was_stopped: bool
+    seconds: float
+    directory: Path
+    output: Path
+
+    @property
+    def has_session(self) -> bool:
+        """Whether a session counted its steps."""
+        return any(one.found is not None and one.found.is_counted for one in self.records)
+
+
+class VerifiedBytes(msgspec.Struct, frozen=True, kw_only=True):
+    """What reading all of a job's checkpoints found.
+
+    Attributes:
+        checkpoints: copies that were read.
+        num_bytes: of them.
+        damaged: "step 40 in local: reason", of each that does not verify.
+    """
+
+    checkpoints: int = 0
+    num_bytes: int = 0
+    damaged: list[str] = []
+
+
+class Held(msgspec.Struct, frozen=True, kw_only=True):
+    """One promise, and whether it held."""
+
+    holds: bool
+    what: str
+
+
+class Grade(msgspec.Struct, frozen=True, kw_only=True):
+    """One fault, and what came of it.
+
+    Attributes:
+        fault: its name.
+        what: what it did, in words; "" if it never struck.
+        survived: whether the job came as far as the undisturbed one, with nobody's help but being
+            started again where it asked for that.
+        found_after_s: from the strike to the ledger's first word of it; None for none.
+        lost_steps: completed steps that were made again.
+        stood_s: behind the strike, the longest time in which no step was completed that had not
+            been complete before; what had to be made again is part of it.
+        samples: what became of the data.
+        verified: what its checkpoints are worth.
+        differs: what differs first from the undisturbed run; "" if nothing does.
+        is_exact: whether nothing may.
+        exit_codes: of the agents, in order.
+        seconds: that the run took.
+        cost: of that time, at the price that is set; None without one.
+        held: promise by promise.
+        why_not: why the fault could not be tried here; then nothing else counts.
+        directory: the run's.
+    """
+
+    fault: str
+    what: str = ""
+    survived: bool = False
+    found_after_s: float | None = None
+    lost_steps: int | None = None
+    stood_s: float | None = None
+    samples: SamplesSeen | None = None
+    verified: VerifiedBytes = VerifiedBytes()
+    differs: str = ""
+    is_exact: bool = True
+    exit_codes: list[int] = []
+    seconds: float = 0.0
+    cost: float | None = None
+    held: list[Held] = []
+    why_not: str = ""
+    directory: str = ""
+
+    @property
+    def holds(self) -> bool:
+        """Whether everything that was promised held; a fault that could not be tried broke none."""
+        return bool(self.why_not) or (bool(self.held) and all(one.holds for one in self.held))
+
+
+def grade(
+    fault: str,
+    promise: Promise,
+    struck: Struck | None,
+    *,
+    run: RunEnd,
+    undisturbed: RunEnd,
+    steps: int,
+    price: float | None,
+) -> Grade:
+    """Grade one disturbed run.
+
+    Args:
+        fault: its name.
+        promise: what must hold.
+        struck: what it did; None if it never struck.
+        run: the disturbed run.
+        undisturbed: beside which it is put.
+        steps: how far both were meant to come.
+        price: of all machines, in an hour.
+    """
+    before = RunHistory(undisturbed.records)
+    after = RunHistory(run.records, before)
+    difference = first_difference(before, after, steps)
+    if struck is None:
+        nothing = Held(holds=False, what="the fault never struck: the job ended before")
+        return Grade(
+            fault=fault,
+            held=[nothing],
+            exit_codes=run.exit_codes,
+            seconds=run.seconds,
+            directory=str(run.directory.parent),
+        )
+    stood_s = _stood_s(run, struck)
+    graded = Grade(
+        fault=fault,
+        what=struck.what,
+        survived=after.reached() >= steps,
+        found_after_s=_found_after_s(run.events, struck),
+        lost_steps=after.again(steps),
+        stood_s=stood_s,
+        samples=samples(before, after, min(steps, after.reached())),
+        verified=verify(run.directory),
+        differs=_words(difference, after),
+        is_exact=promise.exact and run.has_session,
+        exit_codes=run.exit_codes,
+        seconds=run.seconds,
+        cost=None if price is None or stood_s is None else price * stood_s / 3600.0,
+        directory=str(run.directory.parent),
+    )
+    held = _held(graded, promise, struck, run, steps)
+    return msgspec.structs.replace(graded, held=held)
+
+
+def _held(graded: Grade, promise: Promise, struck: Struck, run: RunEnd, steps: int) -> list[Held]:
+    allowed = {0, *promise.exit_codes}
+    codes = " ".join(map(str, graded.exit_codes)) or "none"
+    fits = Held(holds=allowed.issuperset(graded.exit_codes), what=f"exit codes: {codes}")
+    if promise.refuses:
+        refused = not fits.holds or not set(graded.exit_codes) & set(promise.exit_codes)
+        return [Held(holds=not refused, what=f"{promise}: {fits.what}")]
+    found = [Held(holds=graded.survived, what=f"the job comes to step {steps} by itself"), fits]
+    if not run.has_session:
+        return found
+    if promise.must_notice:
+        after_s = graded.found_after_s
+        what = "the ledger names it" if after_s is None else f"found after {units.seconds(after_s)}"
+        found.append(Held(holds=after_s is not None, what=what))
+    lost, most = graded.lost_steps or 0, _most_lost(promise, struck, run)
+    what = f"{units.count(lost, 'step')} made again, {most} at most"
+    found.append(Held(holds=lost <= most, what=what))
+    restarts = sum(e.event == "attempt_formed" and e.t > struck.t for e in run.events)
+    starts = len([code for code in graded.exit_codes if code])
+    what = f"{units.count(restarts, 'attempt')} behind it, {promise.restarts + starts} at most"
+    found.append(Held(holds=restarts <= promise.restarts + starts, what=what))
+    seen = graded.samples
+    if seen is not None and seen.is_known and promise.exact:
+        what = f"{seen.batches} batches: {seen.lost} lost, {seen.repeated} repeated"
+        found.append(Held(holds=not seen.lost and not seen.repeated, what=what))
+    if promise.exact:
+        what = f"differs {graded.differs}" if graded.differs else f"all {steps} steps equal"
+        found.append(Held(holds=not graded.differs, what=what))
+    read = f"{units.count(graded.verified.checkpoints, 'checkpoint')} read and verified"
+    damaged = graded.verified.damaged
+    found.append(Held(holds=not damaged, what="; ".join(damaged) or read))
+    return found
+
+
+def _most_lost(promise: Promise, struck: Struck, run: RunEnd) -> int:
+    """Steps that may be made again, at most."""
+    if promise.loses is MayLose.NOTHING:
+        return 0
+    if promise.loses is MayLose.STEP:
+        return 1
+    kept: set[int] = {
+        0,
+        *(e["step"] for e in run.events if e.event == "commit" and e.t <= struck.t),
+    }
+    whole = sorted(kept)[: -1 if promise.loses is MayLose.OLDER and len(kept) > 1 else None]
+    # One more: ranks are not all at the same step when they are hit.
+    return struck.last_step - whole[-1] + 1
+
+
+def _found_after_s(events: Sequence[Event], struck: Struck) -> float | None:
+    times = [
+        event.t - struck.t
+        for event in events
+        if event.event == struck.event and event.t >= struck.t - SLACK_S
+    ]
+    return max(min(times), 0.0) if times else None
+
+
+def _stood_s(run: RunEnd, struck: Struck) -> float | None:
+    times = sorted((one.t, one.step) for record in run.records for one in record.steps)
+    newest, since_t, longest_s = 0, None, None
+    for t, step in times:
+        if step <= newest:
+            continue
+        if since_t is not None and t >= struck.t:
+            longest_s = max(longest_s or 0.0, t - since_t)
+        newest, since_t = step, t
+    return longest_s
+
+
+def _words(difference: StepDifference | None, after: RunHistory) -> str:
+    if after.lost:
+        one = after.lost[0].begun
+        return f"in process {one.pid}: it went on from a state that the undisturbed run never had"
+    return "" if difference is None else difference.words
+
+
+def verify(directory: Path) -> VerifiedBytes:
+    """Read every byte of a job's checkpoints, in a process of its own."""
+    command = [sys.executable, "-m", "outlast", "checkpoints", "verify", str(directory), "--json"]
+    done = subprocess.run(command, capture_output=True, timeout=VERIFY_S, check=False)
+    try:
+        rows = json.loads(done.stdout)["checkpoints"]
+    except (ValueError, KeyError):
+        return VerifiedBytes()  # there is none
+    damaged = [
+        f"step {row['step']} in {row['tier']}: {row['reason']}"
+        for row in rows
+        if not row["valid"] and not row.get("unfinished")
+    ]
+    return VerifiedBytes(
+        checkpoints=len(rows),
+        num_bytes=sum(row.get("bytes") or 0 for row in rows),
+        damaged=damaged,
+    )
+
+
+def audited(directory: Path) -> Held:
+    """Which samples went into which steps, as ``outlast checkpoints show --samples`` proves it."""
+    command = [sys.executable, "-m", "outlast", "checkpoints", "show", str(directory)]
+    done = subprocess.run(
+        [*command, "--samples", "--json"], capture_output=True, timeout=VERIFY_S, check=False
+    )
+    try:
+        verdict = json.loads(done.stdout)
+    except ValueError:
+        said = done.stderr.decode(errors="replace").strip().splitlines()[-1:]
+        return Held(holds=done.returncode == Exit.FINISHED, what=f"samples: {' '.join(said)}")
+    faults = [one.get("text", "") for one in verdict.get("faults", [])]
+    steps, count = verdict.get("steps"), verdict.get("samples")
+    what = f"{count} samples in {steps} steps: none lost, none repeated"
+    return Held(holds=bool(verdict.get("proved")), what="; ".join(faults[:3]) or what)

@@ -1,0 +1,292 @@
+"""What the script's own names reach: looked at, kept, and put into another process.
+
+State that is in no checkpoint is somewhere: in a global, in a variable of the function with the
+loop, in an attribute of an object there. ``values`` walks from those names and gives each number,
+tensor and generator under its path (``main().ema.shadow.weight``). Two runs are compared at the
+same step by them, and what differs is a suspect. It is a cause if the difference between the runs
+is gone once the value was brought across by hand: ``keep`` writes the values behind a step, ``put``
+brings them into a process that has resumed there.
+
+What is left out: what the session was given and saves; modules, classes and functions; objects of
+ours; iterators of loaders; names that begin with two underscores.
+
+What can go wrong: paths are cut at ``DEPTH_MAX``, containers at ``ITEMS_MAX``, the walk at
+``OBJECTS_MAX``. What lies in a closure, in a generator's frame or in C code is not reached.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import random
+import sys
+import types
+from collections.abc import Callable, Collection, Iterator, Mapping
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+import numpy as np
+import torch
+
+from outlast.checkpoint.attributes import put_state, state_of
+from outlast.checkpoint.tensors import as_bytes
+from outlast.ledger.command import is_users
+
+DEPTH_MAX: Final = 6
+ITEMS_MAX: Final = 64
+OBJECTS_MAX: Final = 20_000
+KEPT_BYTES_MAX: Final = 1 << 28
+_LEAVES: Final = (bool, int, float, str, torch.Tensor, np.ndarray, type(None))
+_GENERATORS: Final = (torch.Generator, np.random.Generator, np.random.RandomState, random.Random)
+_NOT_STATE: Final = (
+    *(type, types.ModuleType, types.FunctionType, types.BuiltinFunctionType, types.MethodType),
+    *(types.FrameType, types.GeneratorType, types.CodeType, torch.device, torch.dtype, Path),
+)
+_OURS: Final = "outlast"
+_OF_TORCH: Final = (
+    *("torch.utils.data.dataloader", "torch.distributed", "torch.nn.parallel", "torch._dynamo"),
+)
+Put = Callable[[Any], None]
+
+
+class Reached:
+    """One value under its path.
+
+    Args:
+        path: from a name of the script's.
+        value: itself.
+        put: gives it another value; None where that cannot be.
+        owner: path of the innermost object around it that gives and takes its state itself.
+        kind: the class of that object; "" for none.
+    """
+
+    __slots__ = ("kind", "owner", "path", "put", "value")
+
+    def __init__(self, path: str, value: Any, put: Put, owner: str, kind: str) -> None:
+        self.path, self.value, self.put, self.owner, self.kind = path, value, put, owner, kind
+
+
+def script_frames() -> list[types.FrameType]:
+    """The script's frames that this one was called from, the innermost first."""
+    frames = []
+    frame: types.FrameType | None = sys._getframe(1)
+    while frame is not None:
+        if is_users(frame.f_code.co_filename):
+            frames.append(frame)
+        frame = frame.f_back
+    return frames
+
+
+def values(known: Mapping[int, Any]) -> Iterator[Reached]:
+    """Everything that the script's names reach from here.
+
+    Args:
+        known: id → object, of what is saved, and seen otherwise.
+    """
+    walked: dict[int, Any] = {}
+    todo = [
+        Reached(path, value, put, "", "")
+        for path, value, put in _roots()
+        if not path.rpartition(".")[2].startswith("__")
+    ]
+    depths = [0] * len(todo)
+    while todo and len(walked) < OBJECTS_MAX:
+        one, depth = todo.pop(0), depths.pop(0)
+        value = one.value
+        if isinstance(value, _LEAVES):
+            if id(value) not in known:
+                yield one
+            continue
+        if id(value) in walked or _is_no_state(value, known):
+            continue
+        walked[id(value)] = value
+        if isinstance(value, _GENERATORS):
+            yield Reached(one.path, value, _put_generator(value), one.owner, one.kind)
+        elif depth < DEPTH_MAX:
+            inner = _inside(one, known)
+            todo += inner
+            depths += [depth + 1] * len(inner)
+
+
+def _inside(one: Reached, known: Mapping[int, Any]) -> list[Reached]:
+    owner, kind = one.owner, one.kind
+    if id(one.value) not in known and _gives_state(one.value):
+        owner, kind = one.path, type(one.value).__name__
+    return [
+        Reached(f"{one.path}{name}", part, put, owner, kind)
+        for name, part, put in _parts(one.value)
+    ]
+
+
+def _gives_state(value: Any) -> bool:
+    return hasattr(value, "state_dict") and hasattr(value, "load_state_dict")
+
+
+def _roots() -> Iterator[tuple[str, Any, Put]]:
+    for frame in script_frames():
+        if frame.f_code.co_name != "<module>":
+            for name, value in dict(frame.f_locals).items():
+                yield f"{frame.f_code.co_name}().{name}", value, _put_local(frame, name)
+    main: dict[str, Any] = vars(sys.modules["__main__"])
+    for name, value in dict(main).items():
+        yield name, value, _put_item(main, name)
+
+
+def _is_no_state(value: Any, known: Mapping[int, Any]) -> bool:
+    # A module saves its tensors, and not what else it has.
+    is_saved = id(value) in known and not isinstance(value, torch.nn.Module)
+    return is_saved or isinstance(value, _NOT_STATE) or _is_left_out(value)
+
+
+def _is_left_out(value: Any) -> bool:
+    module = type(value).__module__ or ""
+    return module.split(".")[0] == _OURS or module.startswith(_OF_TORCH)
+
+
+def _parts(value: Any) -> Iterator[tuple[str, Any, Put]]:
+    if isinstance(value, Mapping):
+        for key in list(value)[:ITEMS_MAX]:
+            if isinstance(key, str | int | float | bool):
+                yield f"[{key!r}]", value[key], _put_item(value, key)
+    elif isinstance(value, list | tuple):
+        for number, part in enumerate(value[:ITEMS_MAX]):
+            yield f"[{number}]", part, _put_item(value, number)
+    elif isinstance(value, torch.nn.Module):
+        for name, tensor in [*value.named_parameters(), *value.named_buffers()]:
+            yield f".{name}", tensor, _put_tensor(tensor)
+        for where, module in value.named_modules():
+            for name, part in list(vars(module).items()):
+                if not name.startswith("_"):
+                    full = f".{where}.{name}" if where else f".{name}"
+                    yield full, part, _put_attribute(module, name)
+    else:
+        for name, part in list(getattr(value, "__dict__", {}).items()):
+            yield f".{name}", part, _put_attribute(value, name)
+
+
+def _put_item(holder: Any, key: Any) -> Put:
+    def put(value: Any) -> None:
+        if isinstance(holder[key], torch.Tensor) and isinstance(value, torch.Tensor):
+            _put_tensor(holder[key])(value)
+        else:
+            holder[key] = value
+
+    return put
+
+
+def _put_attribute(holder: Any, name: str) -> Put:
+    def put(value: Any) -> None:
+        now = getattr(holder, name)
+        if isinstance(now, torch.Tensor) and isinstance(value, torch.Tensor):
+            _put_tensor(now)(value)
+        else:
+            setattr(holder, name, value)
+
+    return put
+
+
+def _put_tensor(tensor: torch.Tensor) -> Put:
+    def put(value: Any) -> None:
+        with torch.no_grad():
+            tensor.copy_(value)
+
+    return put
+
+
+def _put_generator(generator: Any) -> Put:
+    return lambda state: put_state(generator, state)
+
+
+def _put_local(frame: types.FrameType, name: str) -> Put:
+    def put(value: Any) -> None:
+        now = frame.f_locals.get(name)
+        if isinstance(now, torch.Tensor) and isinstance(value, torch.Tensor):
+            _put_tensor(now)(value)
+            return
+        frame.f_locals[name] = value
+        if sys.version_info < (3, 13):  # what was written there is not yet the variable
+            ctypes.pythonapi.PyFrame_LocalsToFast(ctypes.py_object(frame), ctypes.c_int(0))
+
+    return put
+
+
+# --- kept and brought across ----------------------------------------------------------------------
+
+
+def keep(known: Mapping[int, Any], path: Path) -> None:
+    """Write what is reached, to be put into another process at the same step."""
+    kept: dict[str, Any] = {}
+    room = KEPT_BYTES_MAX
+    for one in values(known):
+        with contextlib.suppress(Exception):  # what cannot be written is not brought across
+            told = _told(one.value)
+            room -= len(told[-1]) if isinstance(told[-1], bytes) else 0
+            if room < 0:
+                break
+            kept[one.path] = told
+    unfinished = path.with_suffix(".part")
+    unfinished.write_bytes(msgspec.msgpack.encode(kept))
+    unfinished.replace(path)
+
+
+def put(known: Mapping[int, Any], path: Path, chosen: Collection[str]) -> list[str]:
+    """Put kept values in their places; the paths of those that were.
+
+    Args:
+        known: as of :func:`values`.
+        path: the file that :func:`keep` wrote.
+        chosen: the paths of what is put.
+    """
+    kept = msgspec.msgpack.decode(path.read_bytes())
+    done = []
+    for one in list(values(known)):
+        if one.path in chosen and one.path in kept:
+            with contextlib.suppress(Exception):  # what cannot be put is no cause that is proved
+                one.put(_read(kept[one.path]))
+                done.append(one.path)
+    return done
+
+
+def _told(value: Any) -> list[Any]:
+    if isinstance(value, torch.Tensor):
+        kind = str(value.dtype).removeprefix("torch.")
+        return ["tensor", kind, list(value.shape), bytes(as_bytes(value).numpy().data)]
+    if isinstance(value, np.ndarray):
+        return ["array", value.dtype.str, list(value.shape), value.tobytes()]
+    if isinstance(value, _GENERATORS):
+        return ["generator", _plain(state_of(value))]
+    return ["plain", value]
+
+
+def _plain(state: Any) -> Any:
+    if isinstance(state, torch.Tensor | np.ndarray):
+        return {"$": _told(state)}
+    if isinstance(state, Mapping):
+        return {"m": [[key, _plain(value)] for key, value in state.items()]}
+    if isinstance(state, tuple | list):
+        return {"t" if isinstance(state, tuple) else "l": [_plain(one) for one in state]}
+    return {"i": str(state)} if isinstance(state, int) else {"v": state}
+
+
+def _unplain(told: Any) -> Any:
+    key, value = next(iter(told.items()))
+    if key == "$":
+        return _read(value)
+    if key == "m":
+        return {name: _unplain(one) for name, one in value}
+    if key in "tl":
+        found = [_unplain(one) for one in value]
+        return tuple(found) if key == "t" else found
+    return int(value) if key == "i" else value
+
+
+def _read(told: list[Any]) -> Any:
+    kind = told[0]
+    if kind == "tensor":
+        dtype: Any = getattr(torch, told[1])
+        raw = torch.frombuffer(bytearray(told[3]), dtype=torch.uint8) if told[3] else None
+        return torch.empty(told[2], dtype=dtype) if raw is None else raw.view(dtype).view(told[2])
+    if kind == "array":
+        return np.frombuffer(told[3], np.dtype(told[1])).reshape(told[2]).copy()
+    return _unplain(told[1]) if kind == "generator" else told[1]

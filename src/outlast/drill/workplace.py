@@ -1,0 +1,204 @@
+"""Where a job under test works: its own directory, so that nothing of the user's is touched.
+
+A run of the drill has a copy of the directory that the command was given in, settings of its own
+made of the user's, and tiers below its own directory in place of the user's. What the script opens
+by a relative name is therefore the copy's. What is large (more than 64 MB a file, 256 MB in all) is
+linked to and not copied: a script that writes over such a file does so in the drill as well.
+
+Guarantees: no tier and no directory of the user's job is written to, whatever ``dir=`` the script
+says; commands that tell people of events are not called.
+
+What breaks the guarantee: names that a script has in full (``/data/out``), and other machines that
+it talks to.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from outlast import config
+from outlast.config import DRILL_VARIABLE, Settings
+from outlast.errors import ConfigError
+
+COPY: Final = "work"
+MARK: Final = ".outlast-drill"
+SETTINGS: Final = "outlast.toml"
+FILE_BYTES_MAX: Final = 64 * 2**20
+COPY_BYTES_MAX: Final = 256 * 2**20
+FILES_MAX: Final = 20_000
+_LEFT_OUT: Final = frozenset(
+    {".git", ".hg", ".venv", "venv", "__pycache__", "node_modules", ".mypy_cache", ".ruff_cache"}
+)
+_JOB: Final = "job.json"  # what a job's directory has
+_APART: Final = ("dir", "resume", "health.notify", "notice.")  # not taken over into a drill
+
+
+class Script(msgspec.Struct, frozen=True, kw_only=True):
+    """What is drilled.
+
+    Attributes:
+        name: the script's path, or the module's name.
+        arguments: the script's.
+        is_module: whether it is a module, as with ``python -m``.
+    """
+
+    name: str
+    arguments: tuple[str, ...] = ()
+    is_module: bool = False
+
+    @property
+    def words(self) -> list[str]:
+        """As they stand behind ``outlast run``."""
+        return [*(["-m"] if self.is_module else []), self.name, *self.arguments]
+
+
+def script_of(words: Sequence[str]) -> Script:
+    """The script of a command line: ``[python] [-m] SCRIPT [ARGUMENT…]``.
+
+    Raises:
+        ConfigError: there is none, or it is not there.
+    """
+    words = list(words)
+    if words and Path(words[0]).name.startswith("python"):
+        words.pop(0)
+    is_module = words[:1] == ["-m"]
+    words = words[is_module:]
+    if not words:
+        raise ConfigError("no script is named; write: outlast drill -- train.py [ARGUMENTS]")
+    if not is_module and not Path(words[0]).is_file():
+        raise ConfigError(f"there is no script {words[0]}; check the path")
+    return Script(name=words[0], arguments=tuple(words[1:]), is_module=is_module)
+
+
+def empty_place(root: Path) -> None:
+    """Make a directory for a drill's runs, or empty one that an earlier drill has made.
+
+    Raises:
+        ConfigError: it holds something else, or cannot be written.
+    """
+    if root.exists() and any(root.iterdir()):
+        if not (root / MARK).exists():
+            raise ConfigError(f"{root} is not empty and no drill made it; give another with --dir")
+        shutil.rmtree(root)
+    try:
+        root.mkdir(parents=True, exist_ok=True)
+        (root / MARK).touch()
+    except OSError as error:
+        raise ConfigError(
+            f"{root} cannot be written: {error.strerror}; give another with --dir"
+        ) from None
+
+
+class Workplace:
+    """The directory of one run.
+
+    Args:
+        run: it is made, and must not be there.
+        settings: the user's.
+        source: what is copied; None for the working directory.
+
+    Attributes:
+        directory: the job's own.
+        copy: of the working directory; the job's processes are started there.
+        tiers: name → directory.
+        log: file with what the job says.
+        linked: what was too large to be copied, relative to the working directory.
+    """
+
+    def __init__(self, run: Path, settings: Settings, source: Path | None = None) -> None:
+        run.mkdir(parents=True)
+        self.run = run.resolve()
+        self.directory = self.run / "job"
+        self.copy = self.run / COPY
+        self.log = self.run / "output.txt"
+        self.tiers: dict[str, Path] = {}
+        self.linked = copy_tree(source or Path.cwd(), self.copy, apart=run.resolve().parent)
+        (self.run / SETTINGS).write_text("".join(self._settings(settings)))
+
+    def environ(self, environ: Mapping[str, str]) -> dict[str, str]:
+        """What a process of the job has in its environment, made of the user's."""
+        ours = ("OUTLAST_", "PET_", "TORCHELASTIC_")
+        kept = {name: value for name, value in environ.items() if not name.startswith(ours)}
+        return kept | {
+            "OUTLAST_CONFIG": str(self.run / SETTINGS),
+            DRILL_VARIABLE: str(self.run),
+            "PYTHONUNBUFFERED": "1",
+        }
+
+    def _settings(self, settings: Settings) -> Iterator[str]:
+        rows = [row for row in config.as_rows(settings) if not row.is_default]
+        section = ""
+        for row in sorted(rows, key=lambda one: "." in one.key):  # those of no section come first
+            if row.key.startswith(_APART) or row.key.startswith("tier."):
+                continue
+            head, _, name = row.key.rpartition(".")
+            if head != section:
+                section = head
+                yield f"\n[{head}]\n"
+            yield f"{name} = {_quoted(row.value)}\n"
+        if settings.origin["tier"] == "default":
+            self.tiers["local"] = self.directory / "checkpoints"
+            return
+        for tier in settings.tiers:
+            url = tier.url
+            if tier.kind != "memory":
+                self.tiers[tier.name] = self.run / "tiers" / tier.name
+                url = str(self.tiers[tier.name])
+            yield f'\n[[tier]]\nname = "{tier.name}"\nurl = {_quoted(url)}\nkeep = {tier.keep}\n'
+            if tier.every is not None:
+                yield f"every = {tier.every}\n"
+
+
+def copy_tree(source: Path, target: Path, *, apart: Path) -> list[str]:
+    """Copy a working directory; what is too large is linked to.
+
+    Args:
+        source: what is copied, without version control, environments, caches and jobs.
+        target: it is made.
+        apart: a directory that is not copied, though it may lie inside.
+
+    Returns:
+        What was linked, relative to ``source``.
+    """
+    linked: list[str] = []
+    room, files = COPY_BYTES_MAX, 0
+    target.mkdir()
+    for place, directories, names in os.walk(source):
+        here = Path(place)
+        there = target / here.relative_to(source)
+        directories[:] = [
+            name
+            for name in sorted(directories)
+            if name not in _LEFT_OUT
+            and (here / name).resolve() not in (apart, target)
+            and not (here / name / _JOB).exists()
+        ]
+        for name in directories:
+            if not (here / name).is_symlink():
+                (there / name).mkdir()
+        for name in [*sorted(names), *(n for n in directories if (here / n).is_symlink())]:
+            one = here / name
+            if one.is_symlink():
+                (there / name).symlink_to(one.resolve())
+                continue
+            if not one.is_file():
+                continue
+            size = one.stat().st_size
+            files += 1
+            if size > FILE_BYTES_MAX or size > room or files > FILES_MAX:
+                (there / name).symlink_to(one)
+                linked.append(str(one.relative_to(source)))
+            else:
+                room -= size
+                shutil.copy2(one, there / name)
+    return linked
+
+
+def _quoted(text: str) -> str:
+    return msgspec.json.encode(text).decode()  # TOML's basic strings are JSON's
