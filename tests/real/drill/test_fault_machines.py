@@ -75,7 +75,7 @@ def test_a_machine_is_lost_and_started_again(make, calm, hosts, victim):
     planned.finish(job)
     assert all(one.agent for one in job.machines)
     ends_well(job, calm)
-    assert [event["node"] for event in job.has("node_lost", struck.t)] == [down.name]
+    assert [event.node for event in job.has("node_lost", struck.t)] == [down.name]
 
 
 def test_a_machine_stands_still_for_a_while(make, calm, hosts):
