@@ -83,10 +83,10 @@ def explore(
 
 
 def explore_all(
-    all_recorded: Iterable[Recorded], rng: random.Random, num_drawn: int
+    all_recorded: Iterable[Recorded], rng: random.Random, num_drawn: int, known: Known | None = None
 ) -> list[Explored]:
     """One recording after the other, each on what the one before has left."""
-    known, found = Known(), []
+    known, found = known or Known(), []
     with promises() as looks:
         for recorded in all_recorded:
             found.append(explore(recorded, looks, known, rng, num_drawn))

@@ -23,11 +23,10 @@ from typing import NamedTuple
 import msgspec
 import protections
 import recording
-from floor import until
 from lean import START, Place, Worker, shard
 from saved import saves_in
 
-from outlast.checkpoint.manifest import ABANDONED, MANIFEST, NOTE, SaveName, shard_file
+from outlast.checkpoint.manifest import ABANDONED, MANIFEST, SaveName, shard_file
 from outlast.keeper import wire
 from outlast.keeper.process import TierSetup, encode_setup
 
@@ -37,6 +36,7 @@ TIERS = {"local": "job/checkpoints", "shared": "shared"}
 KEEP = {"local": 2, "shared": 2}
 FIRST, AGAIN = 1, 2  # attempts
 NOTHING = SaveName(-1)
+COPIED_S = 60.0
 _BEGIN = "import sys; sys.path.append({here!r}); import protections; protections.off_as_told()\n"
 
 
@@ -53,6 +53,10 @@ def nonce_of(attempt):
 def expected(save):
     """The bytes of a save's shard file."""
     return shard(save.step, size_of(save.attempt))
+
+
+class NotDone(AssertionError):
+    """What should have been done was refused, or failed."""
 
 
 class Recorded(NamedTuple):
@@ -89,6 +93,7 @@ class Site:
         self.job_directory = self.root / "job"
         self.tiers = {name: self.root / path for name, path in TIERS.items()}
         self.heard = directory / "heard"
+        self.heard.touch()
         self._log = directory / "trace"
         tables = [
             f'[[tier]]\nname = "{name}"\nurl = "{path}"\nkeep = {KEEP[name]}\n'
@@ -100,6 +105,12 @@ class Site:
     def job(self):
         """The job's id."""
         return json.loads((self.job_directory / "job.json").read_text())["id"]
+
+    def lines(self):
+        """Those of the job's ledger, and what processes under test have said."""
+        ledger = self.job_directory / "ledger.jsonl"
+        found = ledger.read_bytes() if ledger.exists() else b""
+        return [*found.splitlines(), *self.heard.read_bytes().splitlines()]
 
     def environ(self, **more):
         """What processes here are started with."""
@@ -125,10 +136,10 @@ class Site:
                 **options,
             )
 
-    def member(self, num_attempts=1, *, under=(), **environ):
+    def member(self, num_attempts=1, *, under=(), environ=None):
         """A launcher takes part in the job."""
         command = [*under, sys.executable, MEMBER, self.job_directory, num_attempts]
-        return self.start(*command, environ=self.environ(**environ))
+        return self.start(*command, environ=self.environ(**(environ or {})))
 
     def mender(self, *, under=()):
         """A resume that mends."""
@@ -156,7 +167,9 @@ class Site:
         """What the process does that ``start`` gives (it takes ``under``), until it ends."""
         with self.recorded(name, **more) as (under, results):
             code = start(under=under).wait(120)
-            assert code in codes, (name, code, (self.directory / "stderr").read_text()[-2000:])
+            if code not in codes:
+                words = (self.directory / "stderr").read_text()[-2000:]
+                raise NotDone(f"{name} ended with {code}: {self.heard.read_text()}{words}")
         return results[0]
 
 
@@ -204,8 +217,13 @@ class Saver:
     def save_everywhere(self, step):
         """Save, and wait until it is in every tier and what may go has gone."""
         save, error = self.save(step)
-        assert error == "", error
-        until(lambda: min(map(newest, self.site.tiers.values())) >= save, "its copy")
+        if error:
+            raise NotDone(f"step {step} cannot be saved: {error}")
+        deadline_s = time.monotonic() + COPIED_S
+        while not all(is_there(tier, save) for tier in self.site.tiers.values()):
+            if time.monotonic() > deadline_s:
+                raise NotDone(f"{save} is not in every tier")
+            time.sleep(0.003)
         until_still(self.site.root)
         return save
 
@@ -230,10 +248,9 @@ def committed(tier):
     return found
 
 
-def newest(tier):
-    """The newest of them that says whose it is."""
-    noted = [save for save in committed(tier) if (tier / str(save) / NOTE).exists()]
-    return max(noted, default=NOTHING)
+def is_there(tier, save):
+    """Whether a tier has a save or a newer one; one that has no name of its own is its step's."""
+    return any(one >= save or (one.step == save.step and not one.nonce) for one in committed(tier))
 
 
 def until_still(root):

@@ -12,6 +12,7 @@ from types import SimpleNamespace
 from unittest import mock
 
 VARIABLE = "EXPLORER_WITHOUT"
+_for_good = contextlib.ExitStack()
 
 
 def _directory_fsync():
@@ -20,9 +21,15 @@ def _directory_fsync():
     from outlast.ledger import file, job
     from outlast.storage import directory
 
-    nothing = lambda _: None  # noqa: E731
     users = (directory, durable, file, job)
-    return [mock.patch.object(one, "sync_directory", nothing) for one in users]
+    return [mock.patch.object(one, "sync_directory") for one in users]
+
+
+def _ledgers_name():
+    """The ledger's lines are made durable, and its name is not."""
+    from outlast.ledger import file
+
+    return [mock.patch.object(file, "sync_directory")]
 
 
 def _file_fsync():
@@ -116,8 +123,7 @@ def _note():
     from outlast.checkpoint import mend
     from outlast.keeper import copies, flight
 
-    nothing = lambda *_: None  # noqa: E731
-    return [mock.patch.object(one, "sign", nothing) for one in (flight, copies, mend)]
+    return [mock.patch.object(one, "sign") for one in (flight, copies, mend)]
 
 
 def _own_names():
@@ -129,6 +135,7 @@ def _own_names():
 
 TABLE = {
     "directory fsync": _directory_fsync,
+    "ledger's name": _ledgers_name,
     "file fsync": _file_fsync,
     "manifest last": _manifest_last,
     "manifest goes first": _manifest_goes_first,
@@ -151,4 +158,4 @@ def off(name):
 
 def off_as_told():
     """Switch off what the environment names, for good."""
-    off(os.environ.get(VARIABLE, "")).__enter__()
+    _for_good.enter_context(off(os.environ.get(VARIABLE, "")))

@@ -10,6 +10,7 @@ taken to cover only what had returned when the fsync began. Both err on the side
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import re
 import signal
@@ -62,6 +63,7 @@ class Operation(NamedTuple):
         kind: "names", "write", "size", "sync" or "said".
         began, ended: the lines of the log where the call began and ended.
         call: in words, for a person.
+        where: the name of the call, and the how manieth of that name it was of its thread.
         what: of a write, a new size or a sync: number of the file or directory.
         at: of a write: where; of a size: how many bytes.
         data: of a write: its bytes; of what was said: the line.
@@ -72,6 +74,7 @@ class Operation(NamedTuple):
     began: int
     ended: int
     call: str
+    where: tuple[str, int]
     what: int = -1
     at: int = 0
     data: bytes = b""
@@ -145,6 +148,7 @@ def read(log: Path, root: Path, before: Before, heard: Path) -> Recording:
     """
     reader = _Reader(root, before, heard)
     began: dict[str, tuple[int, str]] = {}
+    counts: collections.Counter[tuple[str, str]] = collections.Counter()
     for number, line in enumerate(log.read_text().splitlines()):
         match = _LINE.match(line)
         assert match is not None, line
@@ -157,7 +161,9 @@ def read(log: Path, root: Path, before: Before, heard: Path) -> Recording:
             start, head = began.pop(thread)
             text = head + resumed[1]
         if whole := _WHOLE.match(text):
-            reader.take(start, number, *whole.groups()[:3])
+            name, arguments, result, _ = whole.groups()
+            counts[thread, name] += 1
+            reader.take(start, number, (name, counts[thread, name]), arguments, result)
         else:
             assert text.startswith(("+++", "---")) or "= ?" in text, text
     return Recording(before.directories, before.files, tuple(reader.operations))
@@ -190,11 +196,11 @@ class _Reader:
         self._next = max(self._names.values(), default=0) + 1
         self._opened: dict[tuple[str, str], _Descriptor] = {}
         self._began = self._ended = 0
-        self._call = ""
+        self._call, self._where = "", ("", 0)
 
-    def take(self, began: int, ended: int, name: str, arguments: str, result: str):
+    def take(self, began: int, ended: int, where: tuple[str, int], arguments: str, result: str):
         """One call that has returned."""
-        self._began, self._ended = began, ended
+        self._began, self._ended, self._where, name = began, ended, where, where[0]
         if result.startswith("-") or result == "?":
             return
         parts = _split(arguments)
@@ -255,7 +261,14 @@ class _Reader:
 
     def _add(self, kind: str, **fields) -> None:
         self.operations.append(
-            Operation(kind=kind, began=self._began, ended=self._ended, call=self._call, **fields)
+            Operation(
+                kind=kind,
+                began=self._began,
+                ended=self._ended,
+                call=self._call,
+                where=self._where,
+                **fields,
+            )
         )
 
     def _said(self, data: bytes) -> None:
