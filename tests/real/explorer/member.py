@@ -13,6 +13,7 @@ import os
 import sys
 import threading
 
+import points
 import protections
 
 from outlast import config
@@ -87,6 +88,7 @@ def main(directory, num_attempts):
 
 if __name__ == "__main__":
     protections.off_as_told()
+    points.as_told()
     try:
         main(sys.argv[1], int(sys.argv[2]) if len(sys.argv) > 2 else 1)
     except OutlastError as error:

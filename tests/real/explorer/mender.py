@@ -8,6 +8,7 @@ import os
 import sys
 from pathlib import Path
 
+import points
 import protections
 
 from outlast.attempt.link import LocalLink
@@ -27,4 +28,5 @@ def main(job, tiers):
 
 if __name__ == "__main__":
     protections.off_as_told()
+    points.as_told()
     main(sys.argv[1], [tuple(one.split("=")) for one in sys.argv[2:]])

@@ -37,7 +37,11 @@ KEEP = {"local": 2, "shared": 2}
 FIRST, AGAIN = 1, 2  # attempts
 NOTHING = SaveName(-1)
 COPIED_S = 60.0
-_BEGIN = "import sys; sys.path.append({here!r}); import protections; protections.off_as_told()\n"
+_BEGIN = """
+import sys; sys.path.append({here!r})
+import points, protections; protections.off_as_told(); points.as_told()
+"""
+_COMMAND = _BEGIN + "import runpy; runpy.run_module('outlast', run_name='__main__')\n"
 
 
 def size_of(attempt):
@@ -125,31 +129,30 @@ class Site:
             }
         )
 
-    def start(self, *command, environ=None, **options):
-        """A process whose words go to ``heard``."""
+    def start(self, *command, under=(), environ=None, **options):
+        """Python with these arguments, ``under`` a tracer; its words go to ``heard``."""
         with self.heard.open("ab") as out, (self.directory / "stderr").open("ab") as err:
             return subprocess.Popen(
-                [str(one) for one in command],
-                env=environ or self.environ(),
+                [*under, sys.executable, *map(str, command)],
+                env=self.environ(**(environ or {})),
                 stdout=options.pop("stdout", out),
                 stderr=err,
                 **options,
             )
 
-    def member(self, num_attempts=1, *, under=(), environ=None):
+    def member(self, num_attempts=1, **options):
         """A launcher takes part in the job."""
-        command = [*under, sys.executable, MEMBER, self.job_directory, num_attempts]
-        return self.start(*command, environ=self.environ(**(environ or {})))
+        return self.start(MEMBER, self.job_directory, num_attempts, **options)
 
-    def mender(self, *, under=()):
+    def mender(self, **options):
         """A resume that mends."""
         tiers = [f"{name}={path}" for name, path in self.tiers.items()]
-        return self.start(*under, sys.executable, MENDER, self.job, *tiers)
+        return self.start(MENDER, self.job, *tiers, **options)
 
-    def command(self, *words, under=()):
+    def command(self, *words, **options):
         """``outlast checkpoints WORDS JOB``."""
-        head = [*under, sys.executable, "-m", "outlast", "checkpoints", *words]
-        return self.start(*head, self.job_directory, stdout=subprocess.DEVNULL)
+        head = ["-c", _COMMAND.format(here=str(HERE)), "checkpoints", *words]
+        return self.start(*head, self.job_directory, stdout=subprocess.DEVNULL, **options)
 
     # --- recording ---------------------------------------------------------------------------
 

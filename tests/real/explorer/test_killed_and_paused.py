@@ -2,7 +2,7 @@
 
 What ``tests/real/keeper/test_crash_matrix*.py`` do to saves, copies and the keeper's pruning is
 done here to a repair, to a resume that mends, to ``outlast checkpoints prune``, and to a launcher
-that takes part in a job. The calls are those of a recording, by name and number, of any thread.
+that takes part in a job. The calls are those that ``points`` counts.
 
 - **killed** there: what was promised holds of what is left; the same is done again by a new
   process, and then all of it is done.
@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import operations
-import psutil
+import points
 import pytest
 from explorer import promises
 from floor import until
@@ -78,31 +78,32 @@ def another_repair(site):
     site.command("repair").wait(120)
 
 
+def stranger(site, environ=None, **options):
+    """A launcher that takes nobody's process for one of its machine."""
+    return site.member(environ={**STRANGER, **(environ or {})}, **options)
+
+
 def stranger_comes(site):
     """A launcher on another machine takes part; it may be refused."""
-    site.member(environ=STRANGER).wait(120)
+    stranger(site).wait(120)
 
 
-def repairs(site, under):
+def repairs(site, **options):
     """The command that is done in several companies."""
-    return site.command("repair", under=under)
+    return site.command("repair", **options)
 
 
 ACTS = {
     "repair beside a keeper": Act(operations.hurt, repairs, keeper_saves, mends=True),
-    "mend beside a keeper": Act(
-        operations.hurt, lambda site, under: site.mender(under=under), keeper_saves
-    ),
     "repair beside a repair": Act(operations.hurt, repairs, another_repair, mends=True),
+    "mend beside a keeper": Act(operations.hurt, Site.mender, keeper_saves),
     "prune beside a repair": Act(
         nothing,
-        lambda site, under: site.command("prune", "--keep=1", "--yes", under=under),
+        lambda site, **options: site.command("prune", "--keep=1", "--yes", **options),
         another_repair,
         keep=dict.fromkeys(TIERS, 1),
     ),
-    "launcher beside a stranger": Act(
-        nothing, lambda site, under: site.member(under=under, environ=STRANGER), stranger_comes
-    ),
+    "launcher beside a stranger": Act(nothing, stranger, stranger_comes),
 }
 
 
@@ -115,10 +116,9 @@ class Case:
         *_, _ = operations.saves(site)
         self.hurt = act.prepare(site)
         self.before = tree_of(site.root)
-        recorded = site.record("calls", lambda under: act.start(site, under))
-        made = (one.where for one in recorded.recording.operations if one.kind != "said")
-        self.points = list(dict.fromkeys(made))
-        self.trace = site.directory / "faults"
+        self.log = site.directory / "calls"
+        assert self.start(0, "KILL").wait(120) == 0
+        self.points = list(enumerate(self.log.read_text().split(), 1))
 
     def again(self):
         """As it was before anything was done."""
@@ -126,17 +126,11 @@ class Case:
         lay(self.before, self.site.root)
         self.site.heard.write_bytes(b"")
 
-    def start(self, where, fault):
-        """The process under strace, which does ``fault`` to it at the call ``where``."""
-        name, number = where
-        self.trace.unlink(missing_ok=True)
-        # Without --seccomp-bpf, by which strace 6.1 injects nothing.
-        under = ["strace", "-f", "-qq", "-o", str(self.trace)]
-        under += ["-e", f"trace={name}", "-e", f"inject={name}:signal={fault}:when={number}"]
-        return self.act.start(self.site, under)
-
-    def was_hit(self, fault):
-        return self.trace.exists() and f"SIG{fault}" in self.trace.read_text()
+    def start(self, number, what):
+        """The process, with ``what`` done to it before that call of its."""
+        self.log.unlink(missing_ok=True)
+        point = f"{number}:{what}:{self.site.root}:{self.log}"
+        return self.act.start(self.site, environ={points.VARIABLE: point})
 
     def check(self, *, keep=None, is_done=False):
         """What was promised holds of the tree as it is."""
@@ -159,14 +153,15 @@ def _case(floor, tmp_path):
 
 def each(case, act_at):
     """Do ``act_at`` at some calls; says how many of them were met."""
-    counts = collections.Counter()
-    for where in some(case.points, CASES):
+    counts, wrong = collections.Counter(), []
+    for number, name in some(case.points, CASES):
         case.again()
         try:
-            counts[act_at(case, where)] += 1
+            counts[act_at(case, number)] += 1
         except AssertionError as error:
-            raise AssertionError(f"at {where[0]} {where[1]}: {error}") from error
+            wrong.append(f"at call {number} ({name}): {error}")
     print(f"{sum(counts.values())} of {len(case.points)} calls: {dict(counts)}")
+    assert not wrong, "\n".join(wrong)
     assert counts.total() - counts["not met"] >= 0.6 * counts.total()
 
 
@@ -175,13 +170,12 @@ def test_killed_at_each_call(case, name):
     each(case(ACTS[name]), killed_at)
 
 
-def killed_at(case, where):
-    case.start(where, "KILL").wait(120)
-    was_hit = case.was_hit("KILL")
+def killed_at(case, number):
+    code = case.start(number, "KILL").wait(120)
     case.check()
-    assert case.act.start(case.site, ()).wait(120) == 0
+    assert case.act.start(case.site).wait(120) == 0
     case.check(is_done=True)
-    return "killed" if was_hit else "not met"
+    return "killed" if code == -signal.SIGKILL else "not met"
 
 
 @pytest.mark.parametrize("name", ACTS)
@@ -189,37 +183,26 @@ def test_stopped_at_each_call(case, name):
     each(case(ACTS[name]), stopped_at)
 
 
-def stopped_at(case, where):
-    process = case.start(where, "STOP")
-    stands = lambda: case.was_hit("STOP") and is_stopped(process)  # noqa: E731
-    until(lambda: stands() or process.poll() is not None, "it is stopped")
-    was_hit = case.was_hit("STOP")
+def stopped_at(case, number):
+    process = case.start(number, "STOP")
+    until(lambda: is_stopped(process) or process.poll() is not None, "it is stopped")
+    was_stopped = process.poll() is None
     case.act.meanwhile(case.site)
     case.check()
-    for child in children(process):
-        with contextlib.suppress(psutil.NoSuchProcess):
-            child.send_signal(signal.SIGCONT)
+    if was_stopped:
+        process.send_signal(signal.SIGCONT)
     process.wait(120)
     case.check()
-    numbers = [
-        json.loads(line).get("claimed") for line in case.site.heard.read_bytes().splitlines()
-    ]
-    claimed = list(filter(None, numbers))
+    said = map(json.loads, case.site.heard.read_bytes().splitlines())
+    claimed = [one["claimed"] for one in said if "claimed" in one]
     assert len(claimed) == len(set(claimed)), f"two have one number: {claimed}"
-    return "stopped" if was_hit else "not met"
-
-
-def children(process):
-    with contextlib.suppress(psutil.NoSuchProcess):
-        return psutil.Process(process.pid).children(recursive=True)
-    return []
+    return "stopped" if was_stopped else "not met"
 
 
 def is_stopped(process):
-    """Whether what strace runs stands still."""
+    """Whether all of its threads stand still."""
     states = set()
-    for child in children(process):
-        for task in Path(f"/proc/{child.pid}/task").glob("*/stat"):
-            with contextlib.suppress(OSError):
-                states.add(task.read_text().rpartition(")")[2].split()[0])
-    return bool(states) and states <= {"T", "t"}
+    for task in Path(f"/proc/{process.pid}/task").glob("*/stat"):
+        with contextlib.suppress(OSError):
+            states.add(task.read_text().rpartition(")")[2].split()[0])
+    return states == {"T"}
