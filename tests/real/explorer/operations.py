@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import msgspec
+import points
 import protections
 import recording
 from lean import START, Place, Worker, shard
@@ -98,6 +99,7 @@ class Site:
         self.tiers = {name: self.root / path for name, path in TIERS.items()}
         self.heard = directory / "heard"
         self.heard.touch()
+        self.calls = directory / "calls"
         self._log = directory / "trace"
         tables = [
             f'[[tier]]\nname = "{name}"\nurl = "{path}"\nkeep = {KEEP[name]}\n'
@@ -154,6 +156,11 @@ class Site:
         head = ["-c", _COMMAND.format(here=str(HERE)), "checkpoints", *words]
         return self.start(*head, self.job_directory, stdout=subprocess.DEVNULL, **options)
 
+    def point(self, number, what):
+        """What has a process do ``what`` to itself before that call of its (see ``points``)."""
+        told = f"{number}:{what}:{self.root}:{self.calls}"
+        return {points.VARIABLE: told}
+
     # --- recording ---------------------------------------------------------------------------
 
     @contextlib.contextmanager
@@ -189,13 +196,13 @@ class Saver:
         self.process = self.worker = None
         self.attempt = 0
 
-    def start(self, under=()):
+    def start(self, under=(), environ=None):
         """Start the keeper, ``under`` a tracer where that is given."""
         start = _BEGIN.format(here=str(HERE)) + START.format(writers=1)
         with (self.site.directory / "keeper.log").open("ab") as log:
             self.process = subprocess.Popen(
                 [*under, sys.executable, "-P", "-c", start],
-                env=self.site.environ(),
+                env=self.site.environ(**(environ or {})),
                 stdin=subprocess.PIPE,
                 stdout=log,
                 stderr=log,
@@ -289,6 +296,38 @@ def saves(site, steps=4):
                 saver.save_everywhere(step)
             saver.begin_attempt(AGAIN)
             for step in (steps, steps + 1):
+                saver.save_everywhere(step)
+            saver.stop()
+    finally:
+        saver.stop()
+    yield results[0]
+
+
+def membership_killed(site, number):
+    """The first launcher is killed before that call of its; the next one has the job to itself."""
+    with site.recorded(f"launcher killed at {number}") as (under, results):
+        site.member(under=under, environ=site.point(number, "KILL")).wait(120)
+        if site.member(under=recording.onward(under)).wait(120):
+            raise NotDone(f"after a kill: {site.heard.read_text()}")
+    yield results[0]
+
+
+def saves_killed(site, number):
+    """A keeper is killed before that call of its, and another one goes on."""
+    saver = Saver(site)
+    try:
+        with site.recorded(f"keeper killed at {number}", job=site.job) as (under, results):
+            saver.start(under, site.point(number, "KILL"))
+            saver.begin_attempt(FIRST)
+            with contextlib.suppress(OSError):
+                for step in (1, 2, 3):
+                    if saver.save(step)[1]:
+                        break
+                    until_still(site.root)
+            saver.stop()
+            saver.start(recording.onward(under))
+            saver.begin_attempt(AGAIN)
+            for step in (3, 4):
                 saver.save_everywhere(step)
             saver.stop()
     finally:

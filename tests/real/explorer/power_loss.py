@@ -117,7 +117,8 @@ class Disk:
         """The lines of the ledger that had been made durable by then."""
         found = []
         for number, one in enumerate(self._operations[:moment]):
-            is_line = number + 1 < moment and self._operations[number + 1].kind == "said"
+            following = self._operations[number + 1 : number + 2]
+            is_line = [(two.kind, two.what) for two in following] == [("said", one.what)]
             if one.kind == "write" and is_line and self._durable_from[number] < moment:
                 found += one.data.splitlines()
         return found

@@ -25,6 +25,24 @@ def _directory_fsync():
     return [mock.patch.object(one, "sync_directory") for one in users]
 
 
+def _directories_of_others():
+    """A directory that is there already is taken for durable, whoever made it."""
+    from outlast import durable
+    from outlast.ledger import job
+    from outlast.storage import directory
+
+    class All:
+        def __contains__(self, _):
+            return True
+
+    make = durable.make_directories
+
+    def trusting(path, mode=0o777, durable=()):
+        return make(path, mode, All())
+
+    return [mock.patch.object(one, "make_directories", trusting) for one in (directory, job)]
+
+
 def _ledgers_name():
     """The ledger's lines are made durable, and its name is not."""
     from outlast.ledger import file
@@ -135,6 +153,7 @@ def _own_names():
 
 TABLE = {
     "directory fsync": _directory_fsync,
+    "directories of others": _directories_of_others,
     "ledger's name": _ledgers_name,
     "file fsync": _file_fsync,
     "manifest last": _manifest_last,

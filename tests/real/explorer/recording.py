@@ -64,7 +64,8 @@ class Operation(NamedTuple):
         began, ended: the lines of the log where the call began and ended.
         call: in words, for a person.
         where: the name of the call, and the how manieth of that name it was of its thread.
-        what: of a write, a new size or a sync: number of the file or directory.
+        what: of a write, a new size or a sync: number of the file or directory; of what was said:
+            the ledger's, where it is a line of that.
         at: of a write: where; of a size: how many bytes.
         data: of a write: its bytes; of what was said: the line.
         changes: of "names": all of them happen, or none.
@@ -100,6 +101,11 @@ def under_strace(log: Path, *command: object) -> list[str]:
     options = ["-f", "--seccomp-bpf", "-y", "-qq", "-xx", "-s", str(_BYTES), "-e", "signal=none"]
     trace = ["-e", f"trace={','.join(TRACED)}", "-o", str(log)]
     return ["strace", *options, *trace, *map(str, command)]
+
+
+def onward(under: list[str]) -> list[str]:
+    """The same for a process that comes next: its calls follow in the same log."""
+    return [under[0], "-A", *under[1:]]
 
 
 def end(process: subprocess.Popen) -> None:
@@ -271,10 +277,10 @@ class _Reader:
             )
         )
 
-    def _said(self, data: bytes) -> None:
+    def _said(self, data: bytes, what: int = -1) -> None:
         self._call = "said"
         for line in data.splitlines():
-            self._add("said", data=line)
+            self._add("said", data=line, what=what)
 
     def _change(self, *changes: tuple[str, int | None]) -> None:
         """All of these at once, here and in the log."""
@@ -344,7 +350,7 @@ class _Reader:
         self._add("write", what=what, at=at, data=data)
         path = next((name for name, number in self._names.items() if number == what), "")
         if path.rpartition("/")[2] == "ledger.jsonl":
-            self._said(data)
+            self._said(data, what)
 
     def call_ftruncate(self, parts: list[str], result: str) -> None:
         opened = self._at(parts[0])

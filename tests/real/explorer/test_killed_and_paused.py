@@ -22,7 +22,6 @@ from pathlib import Path
 from typing import NamedTuple
 
 import operations
-import points
 import pytest
 from explorer import promises
 from floor import until
@@ -116,9 +115,8 @@ class Case:
         *_, _ = operations.saves(site)
         self.hurt = act.prepare(site)
         self.before = tree_of(site.root)
-        self.log = site.directory / "calls"
         assert self.start(0, "KILL").wait(120) == 0
-        self.points = list(enumerate(self.log.read_text().split(), 1))
+        self.points = list(enumerate(site.calls.read_text().split(), 1))
 
     def again(self):
         """As it was before anything was done."""
@@ -128,9 +126,8 @@ class Case:
 
     def start(self, number, what):
         """The process, with ``what`` done to it before that call of its."""
-        self.log.unlink(missing_ok=True)
-        point = f"{number}:{what}:{self.site.root}:{self.log}"
-        return self.act.start(self.site, environ={points.VARIABLE: point})
+        self.site.calls.unlink(missing_ok=True)
+        return self.act.start(self.site, environ=self.site.point(number, what))
 
     def check(self, *, keep=None, is_done=False):
         """What was promised holds of the tree as it is."""
@@ -206,3 +203,21 @@ def is_stopped(process):
         with contextlib.suppress(OSError):
             states.add(task.read_text().rpartition(")")[2].split()[0])
     return states == {"T"}
+
+
+def test_without_claims_two_launchers_have_one_number(floor, tmp_path):
+    with promises() as looks:
+        act = ACTS["launcher beside a stranger"]
+        case = Case(Site(floor, tmp_path / "site", without="claim"), act, looks)
+        for number, name in case.points:
+            if name == "rename":
+                case.again()
+                with contextlib.suppress(AssertionError):
+                    stopped_at(case, number)
+                    continue
+                claimed = [json.loads(line) for line in case.site.heard.read_bytes().splitlines()]
+                numbers = [one["claimed"] for one in claimed if "claimed" in one]
+                if len(numbers) > len(set(numbers)):
+                    print(f"without claim, stopped at call {number}: {numbers}")
+                    return
+    pytest.fail("nobody misses that a claim is made only once")

@@ -11,15 +11,24 @@ import shutil
 
 import pytest
 from explorer import explore_all
-from operations import NotDone, Site, membership, repair, saves
+from operations import NotDone, Site, membership, membership_killed, repair, saves
 from promises import Broken, Known
 from protections import TABLE, off
 
 pytestmark = pytest.mark.skipif(shutil.which("strace") is None, reason="strace is not installed")
 
+BETWEEN = 2  # the directory is made, and its name is not durable: see ``points``
+
+
+def killed(site):
+    """The first launcher is killed where it has made the job's directory, and no more."""
+    return membership_killed(site, BETWEEN)
+
+
 # Protection → the operation in which it is missed, and what the explorer then says.
 MISSED = {
     "directory fsync": (membership, r"the job was \w+, and is \w+ now"),
+    "directories of others": (killed, r"the job was \w+, and is \w+ now"),
     "ledger's name": (membership, "the ledger is gone, with 1 lines"),
     "file fsync": (membership, r"the job was \w+, and is \w+ now"),
     "manifest last": (saves, "is listed in local, and is not whole"),
@@ -35,8 +44,8 @@ MISSED = {
 def test_what_is_switched_off_is_missed(floor, tmp_path, protection):
     operation, words = MISSED[protection]
     site = Site(floor, tmp_path / "site", without=protection)
-    if operation is not membership:
-        assert site.member().wait(60) == 0
+    if operation in (saves, repair):
+        assert site.member(3).wait(60) == 0
     if operation is repair:
         assert len(list(saves(site, steps=2))) == 1
     known = Known().after(site.lines())
