@@ -33,7 +33,7 @@ from thorough import some
 
 pytestmark = pytest.mark.skipif(shutil.which("strace") is None, reason="strace is not installed")
 
-CASES = 3
+CASES = 2
 STRANGER = {"MEMBER_STRANGER": "1"}
 
 
