@@ -92,11 +92,13 @@ def compiled_in_parts():
         return graph.forward
 
     model = nn.Sequential(Block(), Block(), nn.Linear(8, 1))
-    model[1].inner.register_forward_hook(lambda *_: None)  # its call is traced, not its forward
     step = torch.compile(lambda x: model(x) * 2, backend=told)
     trained(model, step)
     part = torch.compile(model[0], backend=told)
     trained(model, lambda x: part(x)[:, :1])
+    hooked = nn.Linear(8, 1)
+    hooked.register_forward_hook(lambda *_: None)  # its call is traced, not its forward alone
+    trained(hooked, torch.compile(lambda x: hooked(x) * 2, backend=told, fullgraph=True))
     text = repr((graphs, torch._dynamo.utils.counters["frames"])).encode()
     return nn.ParameterDict(
         {"graphs": nn.Parameter(torch.tensor(list(text)).float()), "m": model[0].inner.weight}
