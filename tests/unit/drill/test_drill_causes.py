@@ -164,3 +164,9 @@ def test_what_is_tried_first_is_what_makes_the_first_difference():
     assert still_in_order(Difference(1, 0, "learning rate", []))[0] == of.CLOCK
     assert still_in_order(Difference(1, 0, "random numbers", ["python"]))[0] == of.SEED_PYTHON
     assert len(set(still_in_order(Difference(1, 0, "loss", [])))) == 10
+
+
+def test_a_step_that_is_never_made_again_is_a_difference():
+    differs = compared(UNDISTURBED[2:4], found_at(2))
+    assert (differs.step, differs.part) == (5, "end")
+    assert "never made" in differs.words
