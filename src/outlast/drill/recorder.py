@@ -10,8 +10,8 @@ is added to an autograd graph or to one that ``torch.compile`` makes, and whatev
 is noted in the record, once, and training goes on.
 
 How that is had with ``torch.compile``: a hook of torch's for all modules' calls would be traced, or
-break a graph. So ``Module.__call__`` is another function here. Dynamo leaves it out where it knows
-it for torch's own, and passes by its frame where its file is torch's. Both are seen to.
+break a graph. So ``Module.__call__`` is another function here, of which a graph that is made sees
+nothing, and which has the name and the file that dynamo passes by.
 
 What it does not see: calls of modules inside of a function that is compiled as a whole, steps of an
 optimizer inside of one, losses of a backward pass in another language; what a CUDA graph replays.
@@ -43,6 +43,7 @@ from torch.optim.optimizer import (
     register_optimizer_step_pre_hook,
 )
 
+from outlast.attempt.early import when_imported
 from outlast.attempt.link import ATTEMPT_VARIABLE
 from outlast.checkpoint.attributes import parameters_of
 from outlast.data import random_state
@@ -461,6 +462,12 @@ def _is_captured() -> bool:
 # --- where torch is heard -------------------------------------------------------------------------
 
 
+def _as_torchs_own(function: Any, file: str) -> Any:
+    """The function with its code in a file of torch's, whose frames dynamo does not compile."""
+    function.__code__ = function.__code__.replace(co_filename=file)
+    return function
+
+
 def _outside_graphs(tell: Callable[[Optimizer], None]) -> Callable[..., None]:
     """A hook that is nothing where a graph is made of it."""
     tell = _Uncompiled(tell)
@@ -477,19 +484,19 @@ class _Uncompiled:
 
     def __init__(self, tell: Callable[..., None]) -> None:
         self._tell = tell
-        self._is_disabled = False
+        if "torch._dynamo" in sys.modules:
+            self._disable()
+        else:  # to ask for it would import it, which takes a second
+            when_imported("torch._dynamo", self._disable)
+
+    def _disable(self, _: Any = None) -> None:
+        self._tell = torch.compiler.disable(self._tell, reason=_NOT_COMPILED)
 
     def __call__(self, *args: Any) -> None:
-        if not self._is_disabled and "torch._dynamo" in sys.modules:
-            self._is_disabled = True
-            self._tell = torch.compiler.disable(self._tell, reason=_NOT_COMPILED)
         self._tell(*args)
 
 
-def _as_torchs_own(function: Any, file: str) -> Any:
-    """The function with its code in a file of torch's, whose frames dynamo does not compile."""
-    function.__code__ = function.__code__.replace(co_filename=file)
-    return function
+_as_torchs_own(_Uncompiled.__call__, str(torch_modules.__file__))
 
 
 def _hear_of_calls(tell: Callable[..., None]) -> None:
@@ -497,7 +504,7 @@ def _hear_of_calls(tell: Callable[..., None]) -> None:
     depth, tell = _Depth(), _Uncompiled(tell)
     is_compiling = torch.compiler.is_compiling
 
-    def __call__(self: Any, *args: Any, **options: Any) -> Any:  # noqa: N807 - as torch names it
+    def _wrapped_call_impl(self: Any, *args: Any, **options: Any) -> Any:  # a name dynamo knows
         if is_compiling() or depth.is_inside or not getattr(self, "training", False):
             return original(self, *args, **options)
         depth.is_inside = True
@@ -507,13 +514,9 @@ def _hear_of_calls(tell: Callable[..., None]) -> None:
         finally:
             depth.is_inside = False
 
-    called = _as_torchs_own(__call__, torch_modules.__file__)
+    called = _as_torchs_own(_wrapped_call_impl, torch_modules.__file__)
     called.__qualname__ = original.__qualname__
     torch_modules.Module.__call__ = called
-    for name in ("torch._dynamo.utils", "torch._dynamo.variables.nn_module"):
-        known = sys.modules.get(name)
-        if getattr(known, "unpatched_nn_module_call", None) is original:
-            known.unpatched_nn_module_call = called  # type: ignore[union-attr]
 
 
 def _hear_of_losses(tell: Callable[..., None]) -> None:

@@ -41,7 +41,7 @@ def batches(epochs=1, num_workers=0):
 def trained(model, forward=None, epochs=1, every=1, num_workers=0):
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
     for number, (x, y) in enumerate(batches(epochs, num_workers)):
-        loss = nn.functional.mse_loss((forward or model)(x), y)
+        loss = nn.functional.mse_loss((model if forward is None else forward)(x), y)
         loss.backward()
         if number % every == every - 1:
             optimizer.step()
@@ -70,6 +70,39 @@ def compiled_in_place():
     model = Net(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 1))
     model.compile(backend="aot_eager", fullgraph=True)
     return trained(model)
+
+
+def compiled_in_parts():
+    """Graphs that are broken between modules, each of which is told of."""
+
+    class Block(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.inner, self.outer = nn.Linear(8, 8), nn.Linear(8, 8)
+
+        def forward(self, x):
+            x = torch.tanh(self.inner(x))
+            torch._dynamo.graph_break()
+            return self.outer(x)
+
+    graphs = []
+
+    def told(graph, _):
+        graphs.append([node.name for node in graph.graph.nodes])
+        return graph.forward
+
+    model = nn.Sequential(Block(), Block(), nn.Linear(8, 1))
+    step = torch.compile(lambda x: model(x) * 2, backend=told)
+    trained(model, step)
+    part = torch.compile(model[0], backend=told)
+    trained(model, lambda x: part(x)[:, :1])
+    hooked = nn.Linear(8, 1)
+    hooked.register_forward_hook(lambda *_: None)  # its call is traced, not its forward alone
+    trained(hooked, torch.compile(lambda x: hooked(x) * 2, backend=told, fullgraph=True))
+    text = repr((graphs, torch._dynamo.utils.counters["frames"])).encode()
+    return nn.ParameterDict(
+        {"graphs": nn.Parameter(torch.tensor(list(text)).float()), "m": model[0].inner.weight}
+    )
 
 
 def adversarial():

@@ -65,6 +65,12 @@ def test_unchanged_scripts(floor, tmp_path, kind, num_steps, each):
     assert len(set(inputs)) == len(inputs)
 
 
+def test_the_graphs_of_a_compiled_script_are_its_own(floor, tmp_path):
+    recorded = run(floor, tmp_path, "compiled_in_parts")
+    assert len(recorded.steps) == 24
+    assert not recorded.records[0].trouble
+
+
 def test_two_optimizers_that_take_turns(floor, tmp_path):
     recorded = run(floor, tmp_path, "adversarial")
     assert len(recorded.steps) == 16

@@ -66,7 +66,7 @@ def operations(*rows):
 
 def test_the_first_kernel_that_answers_twice():
     one = operations(("empty", "?", "a"), ("mul", "1", "b"), ("index_put", "2", "c"))
-    other = operations(("empty", "!", "a"), ("mul", "1", "b"), ("index_put", "2", "d"))
+    other = operations(("empty", "!", "z"), ("mul", "1", "b"), ("index_put", "2", "d"))
     assert suspect_kernel(one, other).name == "index_put"
     assert suspect_kernel(one, one) is None
     assert suspect_kernel(one, operations(("mul", "1", "x"))) is None
@@ -164,3 +164,9 @@ def test_what_is_tried_first_is_what_makes_the_first_difference():
     assert still_in_order(Difference(1, 0, "learning rate", []))[0] == of.CLOCK
     assert still_in_order(Difference(1, 0, "random numbers", ["python"]))[0] == of.SEED_PYTHON
     assert len(set(still_in_order(Difference(1, 0, "loss", [])))) == 10
+
+
+def test_a_step_that_is_never_made_again_is_a_difference():
+    differs = compared(UNDISTURBED[2:4], found_at(2))
+    assert (differs.step, differs.part) == (5, "end")
+    assert "never made" in differs.words
