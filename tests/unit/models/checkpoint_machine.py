@@ -58,6 +58,7 @@ KEEP = {"local": 2, "shared": 3}
 SESSIONS_MAX = 3
 OTHERS = (SaveName(0, 1, 1, "0000ffff"), SaveName(900, 1, 1, "0000ffff"))  # another job's
 ALL = 1000
+steps = st.integers(1, 4)
 tiers = st.sampled_from(TIERS)
 places = st.floats(0, 1, exclude_max=True)
 acts = st.one_of(st.integers(0, 16), st.just(ALL))  # of a save there are about sixteen
@@ -100,7 +101,7 @@ class Checkpoints(RuleBasedStateMachine):
             session.ends()
         self.patch.undo()
 
-    @initialize(steps=st.lists(st.integers(1, 6), max_size=4))
+    @initialize(steps=st.lists(steps, max_size=4))
     def begins(self, steps):
         """Some checkpoints are there already: from nothing, hardly anything would be lost."""
         self.attempt_begins(is_half=False)
@@ -188,7 +189,7 @@ class Checkpoints(RuleBasedStateMachine):
 
     # --- saves --------------------------------------------------------------------------------------
 
-    @rule(which=st.integers(0, 2), step=st.integers(1, 6), is_whole=likely, acts=acts)
+    @rule(which=st.integers(0, 2), step=steps, is_whole=likely, acts=acts)
     def saves(self, which, step, is_whole, acts):
         """A session begins a save and comes so far with it; or one of its ranks is lost."""
         session = self.picked(which)
@@ -203,6 +204,15 @@ class Checkpoints(RuleBasedStateMachine):
                 if not is_whole:
                     session.keeper.saves.lost(session.attempt, session.workers[1].peer)
                 session.goes_on(acts)
+
+    @rule(acts=st.integers(8, 14), step=steps, after=st.integers(0, 7))
+    def is_paused_and_taken_for_gone(self, acts, step, after):
+        """A session stands still with a save nearly done; another goes on, and may die tidying."""
+        if len(self.sessions) < SESSIONS_MAX and self.picked(0).has_room():
+            self.saves(which=0, step=step, is_whole=True, acts=acts)
+            self.attempt_begins(is_half=False)
+            self.saves(which=0, step=step + 1, is_whole=True, acts=ALL)
+            self.prunes(tier="local", keep=2, which=0, after=after)
 
     @rule(which=st.integers(0, 2), acts=acts)
     def goes_on(self, which, acts):

@@ -9,8 +9,9 @@ The guarantee (docs/membership.md, "How it is decided who goes on"), as it is ch
 
 - An attempt trains while all of its members run it, none of them stands still and all reach each
   other. Two attempts train at once only where the older one's coordinator does not get at storage,
-  or has not looked there yet: it ends within ``NOTICED_S`` of being able to. Neither has the other's
-  number: of one number one term has the claim, and a claim is never written anew.
+  or has not looked there yet: it ends within ``NOTICED_S`` of being able to. Where both have one
+  number (a majority that could claim nothing, and somebody else who could) the one with the claim
+  stays. A claim is never written anew, so at most one of them commits (see ``keeper.conclude``).
 - Attempts' numbers only rise, at each machine, and on storage.
 - A machine is in an attempt only if it was ready for it; it is in one at a time.
 - That the job is over is the last thing that anybody is told.
@@ -248,16 +249,19 @@ class Memberships(RuleBasedStateMachine):
             term = claimed(self.world.storage, number).term
             assert self.written.setdefault(number, term) == term, f"claim {number} is anew"
         whole = self.trains()
-        numbers = [number for number, _ in whole]
-        assert len(numbers) == len(set(numbers)), f"two attempts have one number: {sorted(whole)}"
         now_s = self.world.now_s
-        older = sorted(whole)[:-1]
+        *older, _ = sorted(whole, key=self.is_newer) if whole else [None]
         self.twice = {key: s for key, s in self.twice.items() if key in older}
         for key in older:
             if not self.can_look(whole[key]):
                 self.twice[key] = now_s  # from here on, it may see that it was passed over
             since_s = self.twice.setdefault(key, now_s)
-            assert now_s - since_s <= NOTICED_S, f"{key} trains beside {sorted(whole)[-1]}"
+            assert now_s - since_s <= NOTICED_S, f"{key} trains beside {list(whole)}"
+
+    def is_newer(self, key):
+        """Of two with one number the one that has claimed it counts."""
+        number, term = key
+        return number, claimed(self.world.storage, number).term == term
 
     def can_look(self, members):
         """Whether a coordinator is there that can look at storage: the first member's agent."""
