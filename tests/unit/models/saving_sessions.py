@@ -13,6 +13,7 @@ from types import SimpleNamespace
 from keeper_fakes import HEAD_BYTES, JOB, FakeKeeper, FakeWorker, StepGate
 from unit_saver import small_blocks
 
+from outlast.checkpoint import transfer
 from outlast.checkpoint.manifest import FORMAT, SaveName, shard_file, state_file
 from outlast.keeper import conclude, copies, flight, wire
 from outlast.keeper.conclude import Fence
@@ -64,6 +65,7 @@ class SteppedCondition:
 def set_the_stage(patch, later):
     """Small blocks, no threads, no clock; ``later`` takes what would be tried again."""
     small_blocks(patch, BLOCK_BYTES)
+    patch.setattr(transfer, "NUM_THREADS", 1)
     stepped = SimpleNamespace(Thread=IdleThread, Condition=SteppedCondition, Lock=threading.Lock)
     patch.setattr(copies, "threading", stepped)
     clock = SimpleNamespace(monotonic=lambda: 0.0, time=lambda: 1.0, sleep=lambda _: None)
