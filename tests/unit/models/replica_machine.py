@@ -5,7 +5,7 @@ What must hold, at every message, whoever pauses, is cut off or ends there:
 - what a machine keeps for another is a snapshot in full, byte by byte as it was committed, or
   nothing; while its owner leaves copies there, an older one never takes a newer one's place: not by
   a message that comes late, nor of an attempt that has ended;
-- what a machine believes that another keeps for it, that one keeps, or something newer of it;
+- what a machine believes that another keeps of its newest, that one keeps, or something newer;
 - a step of which all members believe that their holders keep it can be gone on from after any
   ``replicas`` of the machines went, until the second one after it is begun;
 - a resume takes the newest step of which everything is in the memory of those who reach each other.
@@ -251,7 +251,8 @@ class Replicas(RuleBasedStateMachine):
         """What a machine's memory has of a save."""
         books, files = machine.books, {}
         kept = [books.kept.get(str(save))]
-        kept += [copy.kept for copy in books.copies.values() if copy.save == str(save)]
+        copies = [*books.copies.values(), *books.before.values()]
+        kept += [copy.kept for copy in copies if copy.save == str(save)]
         for one in filter(None, kept):
             files |= one.small
             for name, (arena, size) in one.files.items():
@@ -329,11 +330,18 @@ class Replicas(RuleBasedStateMachine):
             for owner, copy in machine.books.copies.items():
                 save = named(copy.save)
                 self.check_copy(machine, owner, save, copy)
+                before = self.newest.get((machine.node, owner), (-1,))
+                assert age(save) >= before, f"{copy.save} took the place of {before}"
+                self.newest[machine.node, owner] = age(save)
+            for owner, copy in machine.books.before.items():
+                self.check_copy(machine, owner, named(copy.save), copy)
         for owner in self.machines:
             if owner.is_paused or owner.node not in self.members:
                 continue
+            newest = owner.peers._newest()  # of what is older it sends something newer soon
             for node, data in owner.believes.items():
-                self.check_belief(owner, node, data)
+                if newest is not None and data == newest[1].manifest:
+                    self.check_belief(owner, node, data)
 
     def check_copy(self, machine, owner, save, copy):
         right = self.truth[save]
@@ -343,9 +351,6 @@ class Replicas(RuleBasedStateMachine):
         for name, (arena, size) in copy.kept.files.items():
             assert bytes(machine.books.arenas[arena].view[:size]) == right[name], f"{place}: {name}"
         assert any(name.endswith(".safetensors") for name in copy.kept.files), f"{place} is a part"
-        before = self.newest.get((machine.node, owner), (-1,))
-        assert age(save) >= before, f"{place} took the place of {before}"
-        self.newest[machine.node, owner] = age(save)
 
     def check_belief(self, owner, node, data):
         """A machine that is there keeps what is believed, or something newer."""
