@@ -302,9 +302,7 @@ class Books:
 
     def encode(self) -> bytes:
         """Everything but the memory itself, for a successor."""
-        return msgspec.msgpack.encode(
-            (self.owners, self.kept, self.due, self.copies, self.before)
-        )
+        return msgspec.msgpack.encode((self.owners, self.kept, self.due, self.copies, self.before))
 
     def everything(self) -> dict[str, KeptSnapshot]:
         """Save → what lies here of it: this machine's own files and those kept for others."""

@@ -24,14 +24,13 @@ import hypothesis.strategies as st
 import pytest
 import torch
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
-from keeper_fakes import HEAD_BYTES, JOB
+from keeper_fakes import JOB
 from ram_disk import Crash, RamDisk
 from saving_sessions import (
     BLOCK_BYTES,
     SIZE,
     TIERS,
     WORLD,
-    Pause,
     Session,
     bytes_of,
     set_the_stage,
@@ -48,9 +47,8 @@ from outlast.checkpoint.manifest import (
     SaveName,
     own_name,
     parse,
-    shard_file,
 )
-from outlast.errors import CheckpointInvalid, ResumeRefused, StorageError
+from outlast.errors import ResumeRefused, StorageError
 from outlast.keeper.conclude import Committed
 from outlast.training import resume
 
@@ -155,7 +153,7 @@ class Checkpoints(RuleBasedStateMachine):
                 assert there.get(name) == right, f"{name} is not there when its manifest appears"
         self.stands[tier].add(save)
 
-    # --- attempts -----------------------------------------------------------------------------------
+    # --- attempts ---------------------------------------------------------------------------------
 
     @precondition(lambda self: len(self.sessions) < SESSIONS_MAX)
     @rule(is_half=st.booleans())
@@ -187,7 +185,7 @@ class Checkpoints(RuleBasedStateMachine):
     def picked(self, which):
         return self.sessions[-1 - which % len(self.sessions)]
 
-    # --- saves --------------------------------------------------------------------------------------
+    # --- saves ------------------------------------------------------------------------------------
 
     @rule(which=st.integers(0, 2), step=steps, is_whole=likely, acts=acts)
     def saves(self, which, step, is_whole, acts):
@@ -252,7 +250,7 @@ class Checkpoints(RuleBasedStateMachine):
                 named = [s for s in self.given if (s.nonce, s.serial) == (session.nonce, serial)]
                 self.told.update(named)
 
-    # --- tiers --------------------------------------------------------------------------------------
+    # --- tiers ------------------------------------------------------------------------------------
 
     @rule(which=st.integers(0, 2), tier=tiers)
     def brings(self, which, tier):
@@ -334,7 +332,7 @@ class Checkpoints(RuleBasedStateMachine):
             if self.is_right(tier, save, MANIFEST) and f"{save}/{NOTE}" in self.disks[tier].files
         }
 
-    # --- damage -------------------------------------------------------------------------------------
+    # --- damage -----------------------------------------------------------------------------------
 
     @rule(tier=tiers, file=places, at=places, bit=st.integers(0, 7), is_lost=st.booleans())
     def file_is_damaged(self, tier, file, at, bit, is_lost):
@@ -386,7 +384,7 @@ class Checkpoints(RuleBasedStateMachine):
                 with contextlib.suppress(StopIteration):
                     mend_all(self.places(is_job=False), save)
 
-    # --- resume -------------------------------------------------------------------------------------
+    # --- resume -----------------------------------------------------------------------------------
 
     def places(self, *, is_job=True):
         found = [Place(name, self.disks[name]) for name in TIERS]
@@ -397,9 +395,12 @@ class Checkpoints(RuleBasedStateMachine):
         """A start of the job: it goes on from the newest that is right, block by block."""
         wanted = max(filter(self.can_be_read, self.seen()), default=None)
         is_all_there = not any(self.disks[tier].fails == errno.EIO for tier in TIERS)
+        found, refused = None, ""
         try:
             found = resume.find(self.places(), Hub(1).link(0), self.told, lambda _: None)
-        except (ResumeRefused, StorageError) as refused:
+        except (ResumeRefused, StorageError) as error:
+            refused = str(error)
+        if found is None:
             assert wanted is None, f"{wanted} is right, and was not taken: {refused}"
             is_reason = self.told or self.is_something_there() or not is_all_there
             assert is_reason, f"nothing was ever committed: {refused}"
@@ -457,7 +458,7 @@ class Checkpoints(RuleBasedStateMachine):
     def is_right(self, tier, save, name):
         return self.disks[tier].files.get(f"{save}/{name}") == self.truth[save][name]
 
-    # --- what must hold always ------------------------------------------------------------------------
+    # --- what must hold always --------------------------------------------------------------------
 
     @invariant()
     def nothing_was_seen(self):

@@ -304,9 +304,7 @@ class Network:
         if name != "outlast-replicate":
             return SimpleNamespace(start=target)  # done at once
         machine = self.made
-        return SimpleNamespace(
-            start=lambda: machine.strands.append(Strand(self, machine, target))
-        )
+        return SimpleNamespace(start=lambda: machine.strands.append(Strand(self, machine, target)))
 
     def _connect(self, address, key, purpose, timeout_s, **_):
         one = self.asks if self.strand is None else self.strand.owner

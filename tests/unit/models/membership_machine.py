@@ -139,7 +139,7 @@ class Memberships(RuleBasedStateMachine):
     def teardown(self):
         self.patch.undo()
 
-    # --- machines -----------------------------------------------------------------------------------
+    # --- machines ---------------------------------------------------------------------------------
 
     @rule(host=hosts, rate=st.sampled_from(RATES))
     def comes(self, host, rate):
@@ -187,7 +187,7 @@ class Memberships(RuleBasedStateMachine):
         if agent is not None and agent.runs is not None and not sure:
             agent.process.act(lambda: agent.node.say(Finish(exit_code=code, reason="said so")))
 
-    # --- network and storage --------------------------------------------------------------------------
+    # --- network and storage ----------------------------------------------------------------------
 
     @rule(side=st.sets(hosts, min_size=1, max_size=3), storage=st.sampled_from(["", "in", "out"]))
     def splits(self, side, storage):
@@ -225,7 +225,7 @@ class Memberships(RuleBasedStateMachine):
             left -= step_s
             self.look()
 
-    # --- what must hold -------------------------------------------------------------------------------
+    # --- what must hold ---------------------------------------------------------------------------
 
     def trains(self):
         """(number, term) → its members, of attempts whose members all run it and all reach all."""
@@ -307,5 +307,3 @@ class Memberships(RuleBasedStateMachine):
             return not there or not any(agent.goes for agent in there)
         whole = self.trains()
         return any(len(here) == min(len(there), MOST) for here in whole.values())
-
-

@@ -21,7 +21,6 @@ import pytest
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from keeper_fakes import HEAD_BYTES, JOB
 from keeper_network import Network
-from part_contents import contents_of
 from unit_fakes import Hub
 from unit_saver import small_blocks
 
@@ -49,6 +48,7 @@ from outlast.keeper.conclude import merge
 from outlast.keeper.flight import RankOutcome
 from outlast.keeper.memory import KeptSnapshot, MemoryTier
 from outlast.training import resume
+from part_contents import contents_of
 
 SIZE = 100
 BLOCK_BYTES = 64
@@ -125,6 +125,9 @@ class Replicas(RuleBasedStateMachine):
         self.attempt = self.step = self.serial = self.num = 0
         self.members = ()  # nodes of the attempt, by rank
         self.lost = set()  # of them
+        self.held = (
+            set()
+        )  # saves of which all members believed, at once, that all holders have them
         self.newest = {}  # (holder, owner) → age of what lies there
         self.flipped = set()  # (node, arena)
 
@@ -150,7 +153,7 @@ class Replicas(RuleBasedStateMachine):
     def picked(self, number):
         return self.machines[number % len(self.machines)]
 
-    # --- machines -----------------------------------------------------------------------------------
+    # --- machines ---------------------------------------------------------------------------------
 
     @precondition(lambda self: len(self.machines) < MACHINES_MAX)
     @rule()
@@ -194,7 +197,7 @@ class Replicas(RuleBasedStateMachine):
                     machine.moves()
                     self.look()
 
-    # --- the job ------------------------------------------------------------------------------------
+    # --- the job ----------------------------------------------------------------------------------
 
     @rule()
     def attempt_forms(self):
@@ -219,14 +222,17 @@ class Replicas(RuleBasedStateMachine):
         if first.peers.num_others:
             places.append(Place("peer", TierAsPlace(first.peers.tier), in_memory=True))
         self.network.asks = first
+        found, refused = None, ""
         try:
             found = resume.find(places, Hub(1).link(0), (), lambda _: None)
-        except (ResumeRefused, StorageError) as refused:
+        except (ResumeRefused, StorageError) as error:
+            refused = str(error)
+        finally:
+            self.network.asks = None
+        if found is None:
             is_known = bool(self.flipped)
             assert wanted is None or is_known, f"{wanted} is whole, and was not taken: {refused}"
             return 0
-        finally:
-            self.network.asks = None
         taken = None if found.loaded is None else found.loaded.save
         # Of several machines that have a file the first is read, and no other one if a block of it
         # is wrong: a bit that has flipped in its memory costs the step, though another is right.
@@ -296,7 +302,7 @@ class Replicas(RuleBasedStateMachine):
         )
         books.kept[str(save)] = kept
 
-    # --- trouble ------------------------------------------------------------------------------------
+    # --- trouble ----------------------------------------------------------------------------------
 
     @rule(number=which, at=st.integers(0, SIZE - 1))
     def bit_flips(self, number, at):
@@ -322,7 +328,7 @@ class Replicas(RuleBasedStateMachine):
             else:
                 came.popleft()
 
-    # --- what must hold -------------------------------------------------------------------------------
+    # --- what must hold ---------------------------------------------------------------------------
 
     def look(self):
         assert not self.network.failures, self.network.failures[0]
@@ -369,19 +375,21 @@ class Replicas(RuleBasedStateMachine):
             self.what_is_held_can_be_gone_on_from()
 
     def what_is_held_can_be_gone_on_from(self):
-        most = min(self.network.replicas, len(self.members) - 1) - len(self.lost)
-        if most < 0 or not self.began or self.flipped:
-            return
         here = [self.network.machines[n] for n in self.members if n in self.network.machines]
-        for save in self.began[-BUFFERS:]:
+        if not self.began or self.flipped:
+            return
+        newest = self.began[-1]
+        if len(here) == len(self.members) and newest.attempt == self.attempt:
+            data = self.truth[newest][MANIFEST]
+            chosen = [(one, one.peers._replicator._holders) for one in here]
+            if all(one.believes.get(h.node) == data for one, hs in chosen for h in hs):
+                self.held.add(newest)
+        most = min(self.network.replicas, len(self.members) - 1) - len(self.lost)
+        for save in self.held & set(self.began[-BUFFERS:]) if most >= 0 else ():
             if save.attempt != self.attempt:
                 continue
-            data = self.truth[save][MANIFEST]
-            chosen = [(one, [h.node for h in one.peers._replicator._holders]) for one in here]
-            if not all(one.believes.get(h) == data for one, hs in chosen for h in hs):
-                continue
+            newer = [one for one in self.truth if age(one) >= age(save)]
             for gone in itertools.combinations(here, most):
                 left = [one for one in self.machines if one not in gone]
-                newer = [one for one in self.truth if age(one) >= age(save)]
                 is_held = any(self.is_whole(one, left) for one in newer)
                 assert is_held, f"{save} is lost with {[one.node for one in gone]}"

@@ -78,7 +78,7 @@ class World:
         self._order = itertools.count()
         self.at(0.0, self._beat)
 
-    # --- time ---------------------------------------------------------------------------------------
+    # --- time -------------------------------------------------------------------------------------
 
     def at(self, delay_s, act):
         heapq.heappush(self._events, (self.now_s + delay_s, next(self._order), act))
@@ -102,7 +102,7 @@ class World:
     def latency_s(self):
         return LATENCY_S * self.chance.lognormvariate(0, 1)
 
-    # --- who reaches whom -----------------------------------------------------------------------------
+    # --- who reaches whom -------------------------------------------------------------------------
 
     def reach(self, one, other):
         """Whether two kernels reach each other now."""
@@ -121,7 +121,7 @@ class Process:
     """An agent's process on a host.
 
     Attributes:
-        is_alive, is_stopped, is_frozen: it runs; it was sent SIGSTOP; the whole machine stands still.
+        is_alive, is_stopped, is_frozen: it runs; it was sent SIGSTOP; its machine stands still.
         has_no_power: it ended with its machine, so that no kernel says so.
     """
 
@@ -129,7 +129,12 @@ class Process:
         self.world, self.host, self.number, self.rate = world, host, number, rate
         self.address = f"{host}:{number}"
         self.began_s = 1000.0 * number  # no two clocks show the same
-        self.is_alive, self.is_stopped, self.is_frozen, self.has_no_power = True, False, False, False
+        self.is_alive, self.is_stopped, self.is_frozen, self.has_no_power = (
+            True,
+            False,
+            False,
+            False,
+        )
         self._waiting = []
         world.processes[self.address] = self
 
@@ -232,7 +237,7 @@ class Link:
         self.world.at(self.world.latency_s(), lambda: self._arrive(end, to))
 
     def _arrive(self, end, to):
-        """The next thing is there, unless nothing comes through just now: then it is tried again."""
+        """The next thing is there; while nothing comes through it is tried again."""
         if to.is_closed or not self._queues[to]:
             return
         if not self.world.reach(end.process, to.process):

@@ -1,4 +1,4 @@
-"""Whether a model notices that a protection is switched off: it is run on fixed draws until then."""
+"""Whether a model notices that a protection is switched off: it is run on fixed draws."""
 
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis.stateful import run_state_machine_as_test

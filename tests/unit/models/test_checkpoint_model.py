@@ -5,5 +5,5 @@ from hypothesis import settings
 
 from thorough import examples
 
-Checkpoints.TestCase.settings = settings(examples(5000), stateful_step_count=25)
+Checkpoints.TestCase.settings = settings(examples(4000), stateful_step_count=25, print_blob=True)
 TestCheckpoints = Checkpoints.TestCase

@@ -15,10 +15,7 @@ from outlast.checkpoint.manifest import MANIFEST, NOTE
 from outlast.checkpoint.transfer import FileCopies
 from outlast.keeper import conclude, copies, flight
 from outlast.keeper.conclude import PASSES, Fence
-
-
-def nothing(monkeypatch):
-    """The code as it is."""
+from thorough import some
 
 
 def manifest_last_in_a_copy(monkeypatch):
@@ -116,7 +113,9 @@ def an_unfinished_one_is_marked_before_it_goes(monkeypatch):
 
 
 def a_manifest_is_put_once(monkeypatch):
-    monkeypatch.setattr(conclude, "put_manifest", lambda storage, name, data: storage.put(name, data))
+    monkeypatch.setattr(
+        conclude, "put_manifest", lambda storage, name, data: storage.put(name, data)
+    )
 
 
 def the_note_comes_first(monkeypatch):
@@ -163,7 +162,12 @@ PROTECTIONS = [
 ]
 
 
-@pytest.mark.parametrize("protection", PROTECTIONS, ids=lambda one: one.__name__)
+def test_with_all_of_them_the_model_holds():
+    """On the draws that the others begin with."""
+    assert not is_noticed(Checkpoints, most=100)
+
+
+@pytest.mark.parametrize("protection", some(PROTECTIONS, 6), ids=lambda one: one.__name__)
 def test_without_it_the_model_fails(protection, monkeypatch):
     protection(monkeypatch)
     assert is_noticed(Checkpoints)
