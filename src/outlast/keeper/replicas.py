@@ -552,10 +552,12 @@ class ReplicaStore:
         """Arenas for its files; if memory is short, older copies and the one before it make way."""
         sizes, books = list(offer.files.values()), self._holdings.books
         books.before.pop(offer.node, None)  # what is newer lies beside it
-        for make_room in (books.before.clear, lambda: books.copies.pop(offer.node, None)):
+        ways: tuple[dict[str, Replica], ...] = (books.before, books.copies)
+        for copies in ways:
             with contextlib.suppress(OSError):
                 return self._holdings.room(sizes, self._spare())
-            make_room()
+            for node in [offer.node] if copies is books.copies else list(copies):
+                copies.pop(node, None)
         try:
             return self._holdings.room(sizes, self._spare())
         except OSError as error:

@@ -11,6 +11,8 @@ What must hold, at every message, whoever pauses, is cut off or ends there:
 - a resume takes the newest step of which everything is in the memory of those who reach each other.
 """
 
+import contextlib
+import copy
 import itertools
 import json
 import logging
@@ -20,7 +22,7 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from keeper_fakes import HEAD_BYTES, JOB
-from keeper_network import Network
+from keeper_network import Network, Strand
 from unit_fakes import Hub
 from unit_saver import small_blocks
 
@@ -42,7 +44,7 @@ from outlast.checkpoint.manifest import (
     shard_file,
     state_file,
 )
-from outlast.errors import ResumeRefused, StorageError
+from outlast.errors import OutlastError, ResumeRefused, StorageError
 from outlast.keeper import peers, replicas, wire
 from outlast.keeper.conclude import merge
 from outlast.keeper.flight import RankOutcome
@@ -258,7 +260,7 @@ class Replicas(RuleBasedStateMachine):
         books, files = machine.books, {}
         kept = [books.kept.get(str(save))]
         copies = [*books.copies.values(), *books.before.values()]
-        kept += [copy.kept for copy in copies if copy.save == str(save)]
+        kept += [one.kept for one in copies if one.save == str(save)]
         for one in filter(None, kept):
             files |= one.small
             for name, (arena, size) in one.files.items():
@@ -315,6 +317,22 @@ class Replicas(RuleBasedStateMachine):
                 machine.books.arenas[arena].view[at] ^= 1
                 self.flipped.add((machine.node, arena))
 
+    @rule(number=which, to=which)
+    def an_older_copy_comes_late(self, number, to):
+        """What a machine began to send before its newest, on a connection of its own."""
+        machine, holder = self.picked(number), self.picked(to)
+        kept = sorted(machine.books.kept, key=lambda save: age(named(save)))
+        if len(kept) < BUFFERS or machine is holder:
+            return
+        late = copy.copy(machine.peers._replicator)
+        late._channels, late._have = {}, {}
+
+        def send():
+            with contextlib.suppress(OSError, OutlastError, replicas.Gone):
+                late._send(holder.member, named(kept[0]), machine.books.kept[kept[0]])
+
+        machine.strands.append(Strand(self.network, machine, send))
+
     @rule(number=st.integers(0, 20), how=st.sampled_from(["alter", "repeat", "drop"]))
     def somebody_meddles(self, number, how):
         """On the wire, without the key."""
@@ -333,14 +351,14 @@ class Replicas(RuleBasedStateMachine):
     def look(self):
         assert not self.network.failures, self.network.failures[0]
         for machine in self.machines:
-            for owner, copy in machine.books.copies.items():
-                save = named(copy.save)
-                self.check_copy(machine, owner, save, copy)
+            for owner, one in machine.books.copies.items():
+                save = named(one.save)
+                self.check_copy(machine, owner, save, one)
                 before = self.newest.get((machine.node, owner), (-1,))
-                assert age(save) >= before, f"{copy.save} took the place of {before}"
+                assert age(save) >= before, f"{one.save} took the place of {before}"
                 self.newest[machine.node, owner] = age(save)
-            for owner, copy in machine.books.before.items():
-                self.check_copy(machine, owner, named(copy.save), copy)
+            for owner, one in machine.books.before.items():
+                self.check_copy(machine, owner, named(one.save), one)
         for owner in self.machines:
             if owner.is_paused or owner.node not in self.members:
                 continue
@@ -349,24 +367,24 @@ class Replicas(RuleBasedStateMachine):
                 if newest is not None and data == newest[1].manifest:
                     self.check_belief(owner, node, data)
 
-    def check_copy(self, machine, owner, save, copy):
+    def check_copy(self, machine, owner, save, there):
         right = self.truth[save]
         place = f"{machine.node}'s copy of {owner}'s {save}"
-        for name, data in copy.kept.small.items():
+        for name, data in there.kept.small.items():
             assert data == right[name], f"{place}: {name}"
-        for name, (arena, size) in copy.kept.files.items():
+        for name, (arena, size) in there.kept.files.items():
             assert bytes(machine.books.arenas[arena].view[:size]) == right[name], f"{place}: {name}"
-        assert any(name.endswith(".safetensors") for name in copy.kept.files), f"{place} is a part"
+        assert any(name.endswith(".safetensors") for name in there.kept.files), f"{place} is a part"
 
     def check_belief(self, owner, node, data):
         """A machine that is there keeps what is believed, or something newer."""
         machine = self.network.machines.get(node)
         if machine is None or node not in self.members:
             return
-        copy = machine.books.copies.get(owner.node)
+        there = machine.books.copies.get(owner.node)
         believed = next(save for save, files in self.truth.items() if files[MANIFEST] == data)
-        assert copy is not None, f"{node} is believed to keep {believed} of {owner.node}"
-        assert age(named(copy.save)) >= age(believed), f"{node} has {copy.save}, not {believed}"
+        assert there is not None, f"{node} is believed to keep {believed} of {owner.node}"
+        assert age(named(there.save)) >= age(believed), f"{node} has {there.save}, not {believed}"
 
     @invariant()
     def holds(self):
