@@ -250,9 +250,9 @@ class _RecordFile:
     def _take(self, line: Line) -> None:
         if isinstance(line, WorkerBegun):
             self.record = WorkerRecord(begun=line)
-        if self.record is None:
+        elif self.record is None:
             return
-        if isinstance(line, StepRecord):
+        elif isinstance(line, StepRecord):
             self.record.steps.append(line)
         elif isinstance(line, StateFound):
             if line.is_counted:

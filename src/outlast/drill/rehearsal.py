@@ -203,7 +203,11 @@ class Rehearsal:
             self._network = Network(self.num_machines)
         cables = self._network.machines if self._network is not None else [None]
         for number, cable in enumerate(cables):
-            command = self._command(cable)
+            several: list[str] = []
+            if cable is not None:
+                several = ["--nnodes", f"1:{self.num_machines}", "--rdzv-backend", "outlast"]
+                several += ["--local-addr", cable.address]
+            command = run_command(self.place, self._script, self.workers_each, *several)
             machine = RehearsedMachine(number, command, self.environ, self.place, cable)
             self.machines.append(machine)
         return self
@@ -263,17 +267,6 @@ class Rehearsal:
         if self.machines:
             self.look()
 
-    def _command(self, cable: Machine | None) -> list[str]:
-        several: list[str] = []
-        if cable is not None:
-            several = ["--nnodes", f"1:{self.num_machines}", "--rdzv-backend", "outlast"]
-            several += ["--local-addr", cable.address]
-        return [
-            *(sys.executable, "-m", "outlast", "run", "--dir", str(self.directory)),
-            *("--nproc-per-node", str(self.workers_each), *several),
-            *("-m", "outlast.drill.inside", *self._script.words),
-        ]
-
     # --- what is seen of it ------------------------------------------------------------------
 
     def look(self) -> list[WorkerRecord]:
@@ -327,6 +320,15 @@ class Rehearsal:
         return Path(f"/proc/{record.begun.pid}").exists()
 
 
+def run_command(place: Workplace, script: Script, workers: int, *options: str) -> list[str]:
+    """``outlast run`` of a script whose workers record what they do."""
+    return [
+        *(sys.executable, "-m", "outlast", "run", "--dir", str(place.directory)),
+        *("--nproc-per-node", str(workers), *options),
+        *("-m", "outlast.drill.inside", *script.words),
+    ]
+
+
 def _started(
     command: Sequence[str], environ: Mapping[str, str], work: Path, log: IO[bytes]
 ) -> subprocess.Popen[bytes]:
@@ -336,6 +338,7 @@ def _started(
         [*dies_with_us, *command],
         env=dict(environ),
         cwd=work,
+        stdin=subprocess.DEVNULL,
         stdout=log,
         stderr=log,
         start_new_session=True,

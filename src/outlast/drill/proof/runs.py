@@ -14,20 +14,17 @@ in the environment of each process, and no other process is.
 from __future__ import annotations
 
 import contextlib
-import os
 import shutil
-import signal
-import subprocess
-import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Final, NamedTuple, Self
 
-from outlast.config import DRILL_VARIABLE, Settings
+from outlast.config import Settings
 from outlast.drill.compare import RunHistory
 from outlast.drill.proof.conditions import CARRIED, HASH_SEED, Conditions, write_conditions
 from outlast.drill.record import Records, StateFound, StepRecord, WorkerRecord
+from outlast.drill.rehearsal import RehearsedMachine, run_command
 from outlast.drill.target import RECORDS
 from outlast.drill.workplace import Script, Workplace
 from outlast.errors import OutlastError
@@ -65,10 +62,11 @@ class ProvedRun:
         self.place = Workplace(run, settings)
         self.run = self.place.run
         self.workers = workers
-        self._script = script
         self._environ = self.place.environ(environ)
         self._records = Records(self.run)
-        self._process: subprocess.Popen[bytes] | None = None
+        self._machine = RehearsedMachine(
+            0, run_command(self.place, script, workers), self._environ, self.place, None
+        )
         self._began_s = self._moved_s = self._began_t = 0.0
         self._has_notice = False
         self._seen_steps = -1
@@ -83,24 +81,11 @@ class ProvedRun:
         """Start it, or start it again in its place."""
         write_conditions(self.run, conditions)
         self._began_t, self._has_notice = time.time(), False
-        environ = dict(self._environ)
+        self._environ.pop("PYTHONHASHSEED", None)
         if HASH_SEED in conditions.changes:
-            environ["PYTHONHASHSEED"] = "0"
-        command = [
-            *(sys.executable, "-m", "outlast", "run", "--dir", str(self.place.directory)),
-            *("--nproc-per-node", str(self.workers), "-m", "outlast.drill.inside"),
-            *self._script.words,
-        ]
-        with self.place.log.open("ab") as log:
-            self._process = subprocess.Popen(
-                command,
-                env=environ,
-                cwd=self.place.copy,
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                start_new_session=True,
-            )
+            self._environ["PYTHONHASHSEED"] = "0"
+        self._machine.start()
+        self._machine.start_if_wanted()
         self._began_s = self._moved_s = time.monotonic()
         self._seen_steps = -1
 
@@ -110,8 +95,7 @@ class ProvedRun:
         Raises:
             ScriptFailed: nothing comes from it any more.
         """
-        assert self._process is not None  # noqa: S101 - it was started
-        is_over = self._process.poll() is not None
+        is_over = self._machine.agent is None
         done = self.steps()
         now_s = time.monotonic()
         if done != self._seen_steps:
@@ -121,7 +105,7 @@ class ProvedRun:
             return True
         if not is_over and not self._has_notice and any(one.is_due for one in self._newest()):
             self._has_notice = True
-            self._process.terminate()  # as a platform's notice that is a signal
+            self._machine.ask_to_end()  # as a platform's notice that is a signal
         is_late = now_s - self._moved_s > QUIET_LIMIT_S or now_s - self._began_s > LIMIT_S
         if is_late and not is_over:
             self.end()
@@ -134,7 +118,8 @@ class ProvedRun:
     @property
     def exit_code(self) -> int | None:
         """Of the newest start; negative, a signal, where it was ended behind its last step."""
-        return self._process.poll() if self._process is not None else None
+        self._machine.ended()
+        return self._machine.exit_codes[-1] if self._machine.exit_codes else None
 
     def steps(self) -> int:
         """Steps that every worker of the newest attempt has completed; 0 ahead of that."""
@@ -158,16 +143,7 @@ class ProvedRun:
 
     def end(self) -> None:
         """End all of its processes; nothing happens where none is left."""
-        mark = f"{DRILL_VARIABLE}={self.run}".encode()
-        while left := [pid for pid, environ in _environs() if mark in environ]:
-            for pid in left:
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(pid, signal.SIGKILL)
-            if self._process is not None:
-                self._process.poll()
-            time.sleep(POLL_S)
-        if self._process is not None:
-            self._process.wait()
+        self._machine.kill()
 
     # --- started again from one moment, as often as wanted ------------------------------------
 
@@ -195,17 +171,6 @@ class ProvedRun:
         """The end of what it said."""
         text = self.place.log.read_text(errors="replace").splitlines()
         return "\n".join(text[-lines:])
-
-
-def _environs() -> Iterator[tuple[int, set[bytes]]]:
-    own = os.getpid()
-    for entry in os.scandir("/proc"):
-        if entry.name.isdigit() and int(entry.name) != own:
-            with contextlib.suppress(OSError):  # it has ended, or is somebody else's
-                stat = Path(entry.path, "stat").read_text()
-                if stat.rpartition(")")[2].split()[0] != "Z":
-                    environ = Path(entry.path, "environ").read_bytes()
-                    yield int(entry.name), set(environ.split(b"\0"))
 
 
 def complete(runs: list[ProvedRun], told: Callable[[list[ProvedRun]], None]) -> None:
