@@ -54,6 +54,7 @@ TOLD: Final = {  # variables that Outlast sets for the script or a command
 }
 OWN: Final = {  # between our own processes: not to be set, and no promise
     *("OUTLAST_AGENT_PID", "OUTLAST_BEATS", "OUTLAST_COLLECTIVE_TIMEOUT_S", "OUTLAST_DRILL"),
+    *("OUTLAST_DRILL_CLOCKS", "OUTLAST_DRILL_MACHINE"),
     *("OUTLAST_EMPTY_PLACES", "OUTLAST_FORMED", "OUTLAST_KEEPER", "OUTLAST_LINE", "OUTLAST_MARK"),
     *("OUTLAST_MLFLOW_RUN_ID", "OUTLAST_NO_SPY", "OUTLAST_PAST", "OUTLAST_STANDBY"),
     *("OUTLAST_STORE", "OUTLAST_TORCH_IS_QUIET", "OUTLAST_TRACER"),

@@ -1,4 +1,4 @@
-"""Make a file's name durable, and give a name only if it is not taken.
+"""Make names durable, of files and of directories, and give a name only if it is not taken.
 
 The fsync of a file does neither. What a file system can do of it depends on how it is mounted, so
 the kernel's table of mounts is read here too.
@@ -6,10 +6,12 @@ the kernel's table of mounts is read here too.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import errno
 import fcntl
 import os
+from collections.abc import Collection
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -32,6 +34,36 @@ def sync_directory(path: Path) -> None:
         os.fsync(fd)
     finally:
         os.close(fd)
+
+
+def make_directories(path: Path, mode: int = 0o777, durable: Collection[Path] = ()) -> list[Path]:
+    """Have ``path`` there, with the names of all directories that are made on the way durable.
+
+    The first that is there already may be of a process that was killed between making it and making
+    it durable; that is made up for.
+
+    Args:
+        path: a directory.
+        mode: of ``path``, if it is made here; those above it have the usual one.
+        durable: directories whose names are known to be durable.
+
+    Returns:
+        Those that are known to be from now on.
+
+    Raises:
+        OSError: one cannot be made, or not made durable.
+    """
+    missing, there = [], path
+    while not there.is_dir():
+        missing.append(there)
+        there = there.parent
+    if there not in durable:
+        with contextlib.suppress(OSError):  # above it all may be other people's, and not for us
+            sync_directory(there.parent)
+    for directory in reversed(missing):
+        directory.mkdir(mode if directory == path else 0o777, exist_ok=True)
+        sync_directory(directory.parent)
+    return [there, *missing]
 
 
 class Mount(NamedTuple):

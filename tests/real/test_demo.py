@@ -28,9 +28,9 @@ def test_the_proof_holds(seed: int, tmp_path: Path) -> None:
     assert [check["holds"] for check in found["checks"]] == [True] * 4
     what = [recovery["what"] for recovery in found["recoveries"]]
     assert len(what) == 3
-    assert "in the middle of step" in what[0]
-    assert "was being written" in what[1]
-    assert "AWS" in what[2]
+    assert "SIGKILL of rank" in what[0]
+    assert "SIGKILL of all 2 workers" in what[1]
+    assert "EC2" in what[2]
     assert found["recoveries"][2]["lost_steps"] == 0, "a drain loses nothing"
 
 
@@ -39,5 +39,5 @@ def test_it_does_not_empty_a_directory_that_is_not_its_own(tmp_path: Path) -> No
     command = [sys.executable, "-m", "outlast", "demo", "--dir", str(tmp_path)]
     ended = subprocess.run(command, capture_output=True, timeout=60, check=False)
     assert ended.returncode == 2
-    assert b"is not empty and no demo made it" in ended.stderr
+    assert b"is not empty and no drill made it" in ended.stderr
     assert (tmp_path / "thesis.tex").exists()

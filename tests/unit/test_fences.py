@@ -213,6 +213,10 @@ def wrong_outlast(words):
             return
         command = found
         known |= {option for one in command.params for option in one.opts}
+    default = getattr(command, "default", None)  # the command that is meant where none is named
+    if default is not None:
+        meant = command.get_command(context, default)
+        known |= {option for one in meant.params for option in one.opts}
     if command.name == "run":
         known |= launch_options()
         script = next(

@@ -5,6 +5,7 @@
     planned = at(step=40).on(rank=1).kill()
 
 ``course``           a drill from its first run to its last: undisturbed, then once for each fault
+``soak``             one long run with one fault after another
 ``rehearsal``        one run of a job under test: started, watched, started again, stopped
 ``workplace``        where it works, so that nothing of the user's is touched
 ``compare``          two runs beside each other, step by step
@@ -22,8 +23,6 @@
 ``metadata_server``  EC2's metadata service on loopback; the base of such servers in the tests
 ``demo``             two runs, three faults, one comparison
 ``demo_train``       the training script of both runs
-``demo_faults``      what the demo does to the running job: kills and a notice
-``trace``            what the demo's runs consumed and computed, step by step
 
 Each name below is loaded when it is first used: workers import this package, and need little of it.
 """

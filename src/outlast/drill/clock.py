@@ -1,6 +1,6 @@
 """A wall clock that can be moved, for the Python processes of one job.
 
-``install`` copies this very file into a directory as ``sitecustomize.py``, which Python imports in
+``install`` copies this very file into a directory as a ``sitecustomize``, which Python imports in
 every process that has the directory on PYTHONPATH, and puts it there. Each process then maps a file
 of eight bytes, that of its machine, and adds what is in it to what it is told of the time. Whatever
 other ``sitecustomize`` comes behind it on the path (a user's, a distribution's) is run as well.
@@ -95,7 +95,7 @@ def _default(name: str, moved: object) -> None:
 def _begin() -> None:
     """What Python does when it imports this file as ``sitecustomize``."""
     place = os.environ.get(PLACE)
-    if place:
+    if place and time.time.__module__ == "time":  # else a copy of this file was here before
         file = Path(place) / os.uname().nodename
         if file.is_file():
             follow(file)

@@ -106,11 +106,11 @@ class RunHistory:
 
     def made(self, rank: int, step: int) -> list[MadeStep]:
         """Every time that a rank made a step, the first one first."""
-        return sorted(self._made[rank].get(step, []), key=lambda one: one.record.t)
+        return sorted(self._made.get(rank, {}).get(step, []), key=lambda one: one.record.t)
 
     def last(self, rank: int) -> int:
         """The newest step that a rank made; 0 for none."""
-        return max(self._made[rank], default=0)
+        return max(self._made.get(rank, {}), default=0)
 
     def reached(self) -> int:
         """The newest step that all ranks of the undisturbed number made; 0 for none."""
@@ -143,7 +143,7 @@ class RunHistory:
 
     def steps(self, rank: int) -> Iterator[MadeStep]:
         """Every step of a rank, in the order of time."""
-        made = [one for times in self._made[rank].values() for one in times]
+        made = [one for times in self._made.get(rank, {}).values() for one in times]
         yield from sorted(made, key=lambda one: one.record.t)
 
 

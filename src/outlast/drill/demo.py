@@ -1,39 +1,41 @@
 """Two runs of the same training, one of them disturbed, and the proof that nothing changed.
 
 The disturbed run is started by ``outlast run`` and, when it leaves with 75, started again by the
-same command, as a scheduler would. What is compared comes from the training script's own records:
-every loss, every sample id, and a hash over all weights and optimizer state.
+same command, as a scheduler would. What is compared is what each worker was seen to do in each step
+(``recorder``): its batch, its loss, and the weights, the optimizer's state and the random numbers
+behind it. The training script is an ordinary one.
 """
 
 from __future__ import annotations
 
 import os
-import shutil
-import subprocess
-import sys
+import random
 import sysconfig
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Final, NamedTuple
 
 import msgspec
 
-from outlast.drill.demo_faults import DemoFault, RunningJob, draw
+from outlast import config
+from outlast.drill.compare import RunHistory, StepDifference, first_difference, samples
+from outlast.drill.faults.aim import PlannedFault, at, during
 from outlast.drill.faults.fault import Struck
-from outlast.drill.metadata_server import AwsMetadataServer
-from outlast.drill.trace import Trace, by_step, read_final, read_trace
+from outlast.drill.grade import SLACK_S, Held
+from outlast.drill.rehearsal import Rehearsal
+from outlast.drill.workplace import Script, empty_place
 from outlast.errors import ConfigError, Exit
 from outlast.ledger.events import Event
-from outlast.ledger.file import read_events
 
 RANKS: Final = 2
 EVERY: Final = 20
 STEPS: Final = 150
 STEPS_MIN: Final = 135  # each third must hold a checkpoint and a fault
-STARTS_MAX: Final = 4
-MARK: Final = ".outlast-demo"
+LEAD_S: Final = 120.0  # of the notice
+STUCK_S: Final = 120.0
+NUM_FAULTS: Final = 3
 TEXT: Final = "corpus.bin"
 TEXT_BYTES_MIN: Final = 10_000_000
 _LEFT_OUT: Final = frozenset({"test", "tests", "site-packages", "dist-packages", "__pycache__"})
@@ -88,18 +90,11 @@ class Recovery(msgspec.Struct, frozen=True, kw_only=True):
     answer: str
 
 
-class Check(msgspec.Struct, frozen=True, kw_only=True):
-    """One line of the proof."""
-
-    holds: bool
-    what: str
-
-
 class DemoResult(msgspec.Struct, frozen=True, kw_only=True):
     """What the demo found."""
 
     recoveries: list[Recovery]
-    checks: list[Check]
+    checks: list[Held]
     directory: str
     seconds: float
 
@@ -139,146 +134,160 @@ class DemoListener:
 
 
 class DemoRun:
-    """One run of the training under ``outlast run``, started as often as it asks for."""
+    """One run of the training, to its end, through faults.
 
-    def __init__(
-        self, label: str, root: Path, steps: int, listener: DemoListener, url: str = ""
-    ) -> None:
+    Args:
+        label: its name, and that of its directory.
+        root: of the demo.
+        steps: how long it is.
+        listener: is told.
+
+    Attributes:
+        exit_codes: of ``outlast run``, in order.
+        struck: what the faults did.
+        recoveries: what came of them, in the same order.
+        history: what its workers made.
+    """
+
+    def __init__(self, label: str, root: Path, steps: int, listener: DemoListener) -> None:
         self.label = label
-        self.directory = root / label
-        self.traces = root / f"{label}-traces"
-        self.traces.mkdir()
         self.exit_codes: list[int] = []
         self.struck: list[Struck] = []
-        self._steps = steps
-        self._listener = listener
-        self._log = root / f"{label}.log"
+        self.recoveries: list[Recovery] = []
+        self.history = RunHistory([])
+        self.directory = root / label / "job"
+        self._root, self._steps, self._listener = root, steps, listener
+
+    def complete(self, faults: Sequence[PlannedFault]) -> None:
+        """Run to the end, through ``faults``, one after the other."""
+        since_s = time.monotonic()
         script = Path(__file__).with_name("demo_train.py")
-        self._command = [
-            *(sys.executable, "-m", "outlast", "run", "--nproc-per-node", str(RANKS)),
-            *("--redirects", "3", "--log-dir", str(root / f"{label}-logs")),
-            *("--dir", str(self.directory), str(script)),
-            *(str(root / TEXT), str(self.traces), str(steps)),
-        ]
-        self._environ = {
-            **{k: v for k, v in os.environ.items() if not k.startswith(("OUTLAST_", "PET_"))},
-            "OUTLAST_NOTICE_PLATFORM": "aws" if url else "none",
-            "OUTLAST_NOTICE_BASE_URL": url,
-            "OUTLAST_NOTICE_POLL": "200 ms",  # on a fast machine a second is a third of the run
-        }
-
-    def complete(self, faults: list[DemoFault], restarted: Callable[[], None]) -> None:
-        """Run to the end through ``faults``; ``restarted`` is called before each new start."""
-        start = time.monotonic()
-        job = RunningJob(self.traces, self.directory / "checkpoints", RANKS)
-        over = threading.Event()
-        striker = threading.Thread(
-            target=self._strike, args=(faults, over), name="demo-faults", daemon=True
-        )
-        striker.start()
-        shown: set[int] = set()
-        while len(self.exit_codes) < STARTS_MAX:
-            with self._log.open("ab") as log:
-                process = subprocess.Popen(self._command, env=self._environ, stdout=log, stderr=log)
+        arguments = (str((self._root / TEXT).resolve()), str(self._steps))
+        empty = self._root / "nothing"
+        empty.mkdir(exist_ok=True)
+        with Rehearsal(
+            Script(name=str(script), arguments=arguments),
+            self._root / self.label,
+            settings=config.load(environ={}, file=Path(os.devnull)),
+            workers=RANKS,
+            environ=os.environ,
+            source=empty,
+        ) as job:
+            job.environ["OUTLAST_NOTICE_PLATFORM"] = "none"
+            # On a fast machine a second is a third of the run.
+            job.environ["OUTLAST_NOTICE_POLL"] = "200 ms"
+            job.before_restart = lambda: _heal(faults, job)
+            strikes = threading.Thread(
+                target=self._strike, args=(job, faults), name="demo-faults", daemon=True
+            )
             try:
-                while process.poll() is None:
-                    time.sleep(0.1)
-                    self._listener.progress(self._progress(job, start))
-                    self._tell(shown)
-            except BaseException:
-                process.terminate()
-                process.wait()
-                raise
-            self.exit_codes.append(process.returncode)
-            if process.returncode != Exit.DRAINED:
-                break
-            restarted()
-        over.set()
-        striker.join()
-        self._tell(shown)
-        self._listener.finished(self._progress(job, start))
+                for planned in faults:
+                    planned.prepare(job)
+                job.start()
+                strikes.start()
+                job.wait(lambda: self._goes_on(job, since_s), float("inf"))
+                strikes.join(STUCK_S)
+            finally:
+                job.stop()
+                for planned in faults:
+                    planned.fault.release(job)
+            self.exit_codes = job.machines[0].exit_codes
+            self.history = RunHistory(job.look())
+            self._tell(job)
+            self._listener.finished(self._progress(job, since_s))
 
-    def _strike(self, faults: list[DemoFault], over: threading.Event) -> None:
-        job = RunningJob(self.traces, self.directory / "checkpoints", RANKS)
-        for fault in faults:
-            struck = None
-            while struck is None and not over.is_set():
-                # A strike that missed its moment is tried at the next one, with what is there now.
-                struck = fault.strike(job, over.is_set)
+    def _goes_on(self, job: Rehearsal, since_s: float) -> bool:
+        """Show how far it is; it is never enough: the job comes to its end by itself."""
+        self._listener.progress(self._progress(job, since_s))
+        self._tell(job)
+        return False
+
+    def _strike(self, job: Rehearsal, faults: Sequence[PlannedFault]) -> None:
+        for planned in faults:
+            struck = planned.strike(job)
             if struck is None:
                 return
             self.struck.append(struck)
             self._listener.struck(struck)
-            while not over.is_set() and _recovery(self, struck) is None:
+            while not job.is_over() and _recovery(job, struck) is None:
                 time.sleep(0.05)
 
-    def _tell(self, shown: set[int]) -> None:
-        for index, struck in enumerate(list(self.struck)):
-            if index not in shown and (recovery := _recovery(self, struck)) is not None:
-                shown.add(index)
-                self._listener.recovered(recovery)
+    def _tell(self, job: Rehearsal) -> None:
+        while len(self.recoveries) < len(self.struck):
+            recovery = _recovery(job, self.struck[len(self.recoveries)])
+            if recovery is None:
+                return
+            self.recoveries.append(recovery)
+            self._listener.recovered(recovery)
 
-    def _progress(self, job: RunningJob, start: float) -> DemoProgress:
-        steps = job.look()[0].steps if job.look() else []
-        loss = float.fromhex(steps[-1].loss) if steps else None
-        done = steps[-1].step if steps else 0
-        return DemoProgress(self.label, done, self._steps, loss, time.monotonic() - start)
+    def _progress(self, job: Rehearsal, since_s: float) -> DemoProgress:
+        made = [step for one in job.look() if one.begun.rank == 0 for step in one.steps]
+        losses = made[-1].losses if made else []
+        return DemoProgress(
+            label=self.label,
+            step=made[-1].step if made else 0,
+            steps=self._steps,
+            loss=float.fromhex(losses[-1]) if losses else None,
+            seconds=time.monotonic() - since_s,
+        )
+
+
+def _heal(faults: Sequence[PlannedFault], job: Rehearsal) -> None:
+    for planned in faults:
+        planned.fault.heal(job)
+
+
+def draw(seed: int, steps: int) -> list[PlannedFault]:
+    """The demo's three faults, at moments that ``seed`` decides."""
+    rng = random.Random(seed)  # noqa: S311 - moments, not secrets
+    third = steps // 3
+    first = at(step=rng.randrange(EVERY + 2, third), fraction=rng.random())
+    last = at(step=rng.randrange(2 * third + 5, steps - 25), fraction=0.0)
+    return [
+        first.on(rank=rng.randrange(RANKS)).kill(),
+        during("save", after=rng.randrange(third + 5, 2 * third - EVERY)).kill("workers"),
+        last.notice(LEAD_S),
+    ]
 
 
 def demo(root: Path, *, steps: int, seed: int, listener: DemoListener) -> DemoResult:
-    """Run the demo in ``root``, which is emptied if an earlier demo made it.
+    """Run the demo in ``root``, which is emptied if an earlier drill made it.
 
     Raises:
         ConfigError: ``root`` holds something else, or there are too few steps for three faults.
     """
-    start = time.monotonic()
+    since_s = time.monotonic()
     if steps < STEPS_MIN:
         raise ConfigError(f"--steps {steps} has no room for three faults; give {STEPS_MIN} or more")
-    _prepare(root)
+    empty_place(root)
     from outlast.drill.demo_train import Gpt  # torch: not before what is asked for can be had
 
-    text = root / TEXT
-    listener.begun(gather(text), sum(p.numel() for p in Gpt().parameters()))
+    corpus = gather(root / TEXT)
+    listener.begun(corpus, sum(p.numel() for p in Gpt().parameters()))
     undisturbed = DemoRun("undisturbed", root, steps, listener)
-    undisturbed.complete([], lambda: None)
-    with AwsMetadataServer() as server:
-        disturbed = DemoRun("disturbed", root, steps, listener, server.url)
-        disturbed.complete(draw(seed, steps, EVERY, server), server.withdraw)
-    recoveries = [found for s in disturbed.struck if (found := _recovery(disturbed, s))]
+    undisturbed.complete([])
+    disturbed = DemoRun("disturbed", root, steps, listener)
+    disturbed.complete(draw(seed, steps))
     return DemoResult(
-        recoveries=recoveries,
-        checks=compare(undisturbed, disturbed, steps, len(recoveries)),
+        recoveries=disturbed.recoveries,
+        checks=compare(undisturbed, disturbed, steps),
         directory=str(disturbed.directory),
-        seconds=time.monotonic() - start,
+        seconds=time.monotonic() - since_s,
     )
 
 
-def _prepare(root: Path) -> None:
-    if root.exists() and any(root.iterdir()):
-        if not (root / MARK).exists():
-            raise ConfigError(f"{root} is not empty and no demo made it; give another with --dir")
-        shutil.rmtree(root)
-    try:
-        root.mkdir(parents=True, exist_ok=True)
-        (root / MARK).touch()
-    except OSError as error:
-        raise ConfigError(
-            f"{root} cannot be written: {error.strerror}; give another with --dir"
-        ) from None
-
-
-def _recovery(run: DemoRun, struck: Struck) -> Recovery | None:
+def _recovery(job: Rehearsal, struck: Struck) -> Recovery | None:
     """What came of a fault, once the job has completed a step after it."""
-    events = [event for event in read_events(run.directory) if event.t >= struck.t - 0.05]
+    events = [event for event in job.events() if event.t >= struck.t - SLACK_S]
     noticed = _first(events, struck.event)
     resumed = _first(events, "resumed")
     if noticed is None or resumed is None:
         return None
-    trace = read_trace(run.traces, 0)
-    back = next((s for s in trace.steps if s.t > resumed.t), None)
+    made = [step for one in job.look() if one.begun.rank == 0 for step in one.steps]
+    back = next((step for step in made if step.t > resumed.t), None)
     if back is None:
         return None
-    before = [s.step for s in trace.steps if s.t < resumed.t]
+    before = max((step.step for step in made if step.t < resumed.t), default=0)
     drained = _first(events, "drained")
     if struck.event == "notice" and drained is not None:
         answer = f"drained after step {drained['step']}, committed, exit 75, started again"
@@ -287,83 +296,64 @@ def _recovery(run: DemoRun, struck: Struck) -> Recovery | None:
     return Recovery(
         what=struck.what,
         detected_after_s=max(noticed.t - struck.t, 0.0),
-        lost_steps=max(max(before, default=0) - resumed["step"], 0),
+        lost_steps=max(before - resumed["step"], 0),
         back_after_s=back.t - struck.t,
         answer=answer,
     )
 
 
-def _first(events: list[Event], name: str) -> Event | None:
+def _first(events: Sequence[Event], name: str) -> Event | None:
     return next((event for event in events if event.event == name), None)
 
 
-def compare(
-    undisturbed: DemoRun, disturbed: DemoRun, steps: int, num_recovered: int
-) -> list[Check]:
+def compare(undisturbed: DemoRun, disturbed: DemoRun, steps: int) -> list[Held]:
     """The proof, line by line."""
-    ends = Check(
+    struck, back = len(disturbed.struck), len(disturbed.recoveries)
+    ends = Held(
         holds=undisturbed.exit_codes == [0]
         and disturbed.exit_codes == [int(Exit.DRAINED), 0]
-        and len(disturbed.struck) == num_recovered == 3,
-        what=f"three faults struck; exit codes {undisturbed.exit_codes} and "
+        and struck == back == NUM_FAULTS,
+        what=f"{struck} faults struck; exit codes {undisturbed.exit_codes} and "
         f"{disturbed.exit_codes} (75: drained and committed, start me again)",
     )
-    ours = [read_trace(undisturbed.traces, rank) for rank in range(RANKS)]
-    theirs = [read_trace(disturbed.traces, rank) for rank in range(RANKS)]
+    one, other = undisturbed.history, disturbed.history
+    found = first_difference(one, other, steps)
+    again = other.again(steps)
     return [
         ends,
-        _compare_losses(ours, theirs, steps),
-        _compare_states(undisturbed, disturbed),
-        _compare_samples(ours, theirs, steps),
+        _equal(
+            found,
+            ("losses", "rates"),
+            f"loss of all {steps} steps on both ranks equal to the last bit ({again} steps done "
+            "twice, equal too)",
+            is_whole=one.reached() == other.reached() == steps,
+        ),
+        _equal(
+            found,
+            ("state", "random"),
+            "all weights, optimizer state and random numbers equal behind each of them",
+            is_whole=bool(one.ranks) and one.ranks == other.ranks,
+        ),
+        _same_data(found, one, other, steps),
     ]
 
 
-def _compare_losses(ours: list[Trace], theirs: list[Trace], steps: int) -> Check:
-    lines = 0
-    for rank, (one, other) in enumerate(zip(ours, theirs, strict=True)):
-        left, right = by_step(one), by_step(other)
-        for step in range(1, steps + 1):
-            losses = {line.loss for line in [*left[step], *right[step]]}
-            lines += len(right[step])
-            if len(losses) != 1 or not left[step] or not right[step]:
-                return Check(holds=False, what=f"loss of step {step} on rank {rank}: {losses}")
-    again = lines - steps * len(ours)
-    return Check(
-        holds=True,
-        what=f"loss of all {steps} steps on both ranks equal to the last bit "
-        f"({again // len(ours)} steps done twice, equal too)",
+def _equal(
+    found: StepDifference | None, parts: tuple[str, ...], what: str, *, is_whole: bool
+) -> Held:
+    differs = found is not None and found.part in parts
+    if not is_whole:
+        return Held(holds=False, what="not every rank made every step")
+    return Held(holds=not differs, what=found.words if found is not None and differs else what)
+
+
+def _same_data(
+    found: StepDifference | None, one: RunHistory, other: RunHistory, steps: int
+) -> Held:
+    if found is not None and found.part == "inputs":
+        return Held(holds=False, what=found.words)
+    seen = samples(one, other, steps)
+    return Held(
+        holds=seen.batches > 0 and not seen.lost + seen.repeated,
+        what=f"the same {seen.batches} batches in the same steps: none lost, none repeated",
     )
-
-
-def _compare_states(undisturbed: DemoRun, disturbed: DemoRun) -> Check:
-    hashes = set()
-    for rank in range(RANKS):
-        for run in (undisturbed, disturbed):
-            final = read_final(run.traces, rank)
-            hashes.add(final.sha256 if final else "missing")
-    return Check(
-        holds=len(hashes) == 1 and "missing" not in hashes,
-        what="SHA-256 of all weights and optimizer state equal: "
-        + ", ".join(sorted(digest[:16] for digest in hashes)),
-    )
-
-
-def _compare_samples(ours: list[Trace], theirs: list[Trace], steps: int) -> Check:
-    left, right = _consumed(ours, steps), _consumed(theirs, steps)
-    for step, (one, other) in enumerate(zip(left, right, strict=True), start=1):
-        if one != other:
-            return Check(holds=False, what=f"samples of step {step}: {one} and {other}")
-    ids = [sample for step in right for sample in step]
-    return Check(
-        holds=len(set(ids)) == len(ids) > 0,
-        what=f"the same {len(ids):,} sample ids in the same steps: none lost, none repeated",
-    )
-
-
-def _consumed(traces: list[Trace], steps: int) -> list[list[int]]:
-    """For each step the ids that went into it; of a step done twice, the last time counts."""
-    per_rank = [by_step(trace) for trace in traces]
-    return [
-        [sample for rank in per_rank if rank[step] for sample in rank[step][-1].ids]
-        for step in range(1, steps + 1)
-    ]

@@ -1,15 +1,11 @@
 """The demo's training script: a byte-level GPT on Python's own source, as a user would write it.
 
-What outlast needs are the lines with ``outlast`` and ``session`` in them; the rest is ordinary. The
-recorder is there for the proof alone.
+What outlast needs are the lines with ``outlast`` and ``session`` in them; the rest is ordinary.
 """
 
 from __future__ import annotations
 
-import hashlib
-import os
 import sys
-import time
 from pathlib import Path
 
 import numpy as np
@@ -19,7 +15,6 @@ import torch.nn.functional as F  # noqa: N812 - its name everywhere
 from torch import nn
 
 import outlast
-from outlast.drill.trace import Final, Recorder, TracedStep
 
 WIDTH, HEADS, LAYERS = 128, 4, 5
 WINDOW = 64  # bytes that a sample predicts, each from those before it
@@ -81,8 +76,8 @@ class Gpt(nn.Module):
 
 
 def main() -> None:
-    """Train: demo_train.py CORPUS TRACE_DIRECTORY STEPS."""
-    corpus, traces, steps = Path(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3])
+    """Train: demo_train.py CORPUS STEPS."""
+    corpus, steps = Path(sys.argv[1]), int(sys.argv[2])
     dist.init_process_group("gloo")
     torch.manual_seed(0)
     model = Gpt()
@@ -91,39 +86,17 @@ def main() -> None:
     scheduler = torch.optim.lr_scheduler.LinearLR(optimizer, 0.05, total_iters=WARM_UP_STEPS)
     loader = outlast.data.Loader(Windows(corpus), global_batch=GLOBAL_BATCH, seed=7)
     ddp = nn.parallel.DistributedDataParallel(model)
-    recorder = Recorder(traces, dist.get_rank(), os.getpid())
 
     with outlast.session(
         model=model, optimizer=optimizer, scheduler=scheduler, loader=loader, every="20 steps"
     ) as session:
-        for ids, text in session.steps(loader, until=steps):
+        for _, text in session.steps(loader, until=steps):
             loss = ddp(text)
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
             scheduler.step()
             session.log(loss=loss)
-            recorder.step(
-                TracedStep(
-                    step=session.step + 1,
-                    loss=loss.item().hex(),
-                    ids=ids.tolist(),
-                    t=time.time(),
-                )
-            )
-
-    recorder.final(Final(sha256=fingerprint(model, optimizer)))
-
-
-def fingerprint(model: nn.Module, optimizer: torch.optim.Optimizer) -> str:
-    """SHA-256 over every weight and every tensor of the optimizer's state, in a fixed order."""
-    digest = hashlib.sha256()
-    tensors = list(model.state_dict().values())
-    for _, state in sorted(optimizer.state_dict()["state"].items()):
-        tensors += [state[name] for name in sorted(state)]
-    for tensor in tensors:
-        digest.update(tensor.detach().contiguous().view(-1).view(torch.uint8).numpy().tobytes())
-    return digest.hexdigest()
 
 
 if __name__ == "__main__":

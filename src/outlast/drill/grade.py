@@ -15,6 +15,7 @@ the drill looks for that before it calls anything a fault of the resume.
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -27,6 +28,8 @@ from outlast import units
 from outlast.drill.compare import RunHistory, SamplesSeen, StepDifference, first_difference, samples
 from outlast.drill.faults.fault import MayLose, Promise, Struck
 from outlast.drill.record import WorkerRecord
+from outlast.drill.workplace import SETTINGS
+from outlast.errors import Exit
 from outlast.ledger.events import Event
 
 SLACK_S: Final = 0.05  # clocks of one machine, read by several processes
@@ -261,8 +264,7 @@ def _words(difference: StepDifference | None, after: RunHistory) -> str:
 
 def verify(directory: Path) -> VerifiedBytes:
     """Read every byte of a job's checkpoints, in a process of its own."""
-    command = [sys.executable, "-m", "outlast", "checkpoints", "verify", str(directory), "--json"]
-    done = subprocess.run(command, capture_output=True, timeout=VERIFY_S, check=False)
+    done = _asked(directory, "verify")
     try:
         rows = json.loads(done.stdout)["checkpoints"]
     except (ValueError, KeyError):
@@ -276,4 +278,31 @@ def verify(directory: Path) -> VerifiedBytes:
         checkpoints=len(rows),
         num_bytes=sum(row.get("bytes") or 0 for row in rows),
         damaged=damaged,
+    )
+
+
+def audited(directory: Path) -> Held:
+    """Which samples went into which steps, as ``outlast checkpoints show --samples`` proves it."""
+    done = _asked(directory, "show", "--samples")
+    try:
+        verdict = json.loads(done.stdout)
+    except ValueError:
+        said = done.stderr.decode(errors="replace").strip().splitlines()[-1:]
+        return Held(holds=done.returncode == Exit.FINISHED, what=f"samples: {' '.join(said)}")
+    faults = [one.get("text", "") for one in verdict.get("faults", [])]
+    steps, count = verdict.get("steps"), verdict.get("samples")
+    what = f"{count} samples in {steps} steps: none lost, none repeated"
+    return Held(holds=bool(verdict.get("proved")), what="; ".join(faults[:3]) or what)
+
+
+def _asked(directory: Path, command: str, *options: str) -> subprocess.CompletedProcess[bytes]:
+    """What ``outlast checkpoints`` says of a run's job, under the run's own settings."""
+    words = ["-m", "outlast", "checkpoints", command, str(directory), *options, "--json"]
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("OUTLAST_")}
+    return subprocess.run(
+        [sys.executable, *words],
+        env=kept | {"OUTLAST_CONFIG": str(directory.parent / SETTINGS)},
+        capture_output=True,
+        timeout=VERIFY_S,
+        check=False,
     )

@@ -14,9 +14,10 @@ behind it.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import dataclasses
+import threading
+from collections.abc import Iterable
 from pathlib import Path
-from typing import Any, NamedTuple
 
 import msgspec
 
@@ -192,23 +193,24 @@ Line = (
 _decoder = msgspec.json.Decoder(Line)
 
 
-class WorkerRecord(NamedTuple):
-    """One process' record so far."""
+@dataclasses.dataclass
+class WorkerRecord:
+    """One process' record so far; it grows as the file does."""
 
     begun: WorkerBegun
-    found: StateFound | None
-    steps: list[StepRecord]
-    ended: WorkerEnded | None
+    found: StateFound | None = None
+    steps: list[StepRecord] = dataclasses.field(default_factory=list)
+    ended: WorkerEnded | None = None
     trouble: str = ""
-    calls: Sequence[NotedCall] = ()
-    reached: Sequence[ReachSeen] = ()
-    operations: Sequence[NotedOperations] = ()
+    calls: list[NotedCall] = dataclasses.field(default_factory=list)
+    reached: list[ReachSeen] = dataclasses.field(default_factory=list)
+    operations: list[NotedOperations] = dataclasses.field(default_factory=list)
     is_due: bool = False
     is_held: bool = False
 
 
 class Records:
-    """Everything that the workers of a run have recorded, read as it grows.
+    """Everything that the workers of a run have recorded, read as it grows; from any thread.
 
     Args:
         run: the run's directory.
@@ -216,44 +218,60 @@ class Records:
 
     def __init__(self, run: Path) -> None:
         self._directory = run / RECORDS
-        self._read: dict[str, tuple[int, list[Line]]] = {}
+        self._files: dict[str, _RecordFile] = {}
+        self._lock = threading.Lock()
 
     def look(self) -> list[WorkerRecord]:
         """Each process' record, in the order in which they began."""
-        for path in self._directory.glob("rank-*.jsonl"):
-            offset, lines = self._read.get(path.name, (0, []))
-            with path.open("rb") as file:
-                file.seek(offset)
-                data = file.read()
-            whole = data[: data.rfind(b"\n") + 1]
-            lines += (_decoder.decode(line) for line in whole.splitlines())
-            self._read[path.name] = (offset + len(whole), lines)
-        found = (_record(lines) for _, lines in self._read.values() if lines)
-        return sorted((one for one in found if one), key=lambda one: one.begun.t)
+        with self._lock:
+            for path in self._directory.glob("rank-*.jsonl"):
+                self._files.setdefault(path.name, _RecordFile(path)).look()
+            found = [file.record for file in self._files.values() if file.record is not None]
+        return sorted(found, key=lambda one: one.begun.t)
 
 
-def _record(lines: list[Line]) -> WorkerRecord | None:
-    of: dict[type, list[Any]] = {}
-    for line in lines:
-        if isinstance(line, StateFound) and line.is_counted:
-            of.pop(StepRecord, None)
-        of.setdefault(type(line), []).append(line)
-    if WorkerBegun not in of:
-        return None
-    last = {kind: found[-1] for kind, found in of.items()}
-    trouble = last.get(RecorderTrouble)
-    return WorkerRecord(
-        begun=last[WorkerBegun],
-        found=last.get(StateFound),
-        steps=of.get(StepRecord, []),
-        ended=last.get(WorkerEnded),
-        trouble=trouble.what if trouble is not None else "",
-        calls=of.get(NotedCall, []),
-        reached=of.get(ReachSeen, []),
-        operations=of.get(NotedOperations, []),
-        is_due=NoticeDue in of,
-        is_held=WorkerHeld in of,
-    )
+class _RecordFile:
+    """One process' file, as far as it was read."""
+
+    def __init__(self, path: Path) -> None:
+        self.record: WorkerRecord | None = None
+        self._path, self._offset = path, 0
+
+    def look(self) -> None:
+        """Read what is new."""
+        with self._path.open("rb") as file:
+            file.seek(self._offset)
+            data = file.read()
+        whole = data[: data.rfind(b"\n") + 1]
+        self._offset += len(whole)
+        for line in whole.splitlines():
+            self._take(_decoder.decode(line))
+
+    def _take(self, line: Line) -> None:
+        if isinstance(line, WorkerBegun):
+            self.record = WorkerRecord(begun=line)
+        if self.record is None:
+            return
+        if isinstance(line, StepRecord):
+            self.record.steps.append(line)
+        elif isinstance(line, StateFound):
+            if line.is_counted:
+                self.record.steps.clear()
+            self.record.found = line
+        elif isinstance(line, WorkerEnded):
+            self.record.ended = line
+        elif isinstance(line, RecorderTrouble):
+            self.record.trouble = line.what
+        elif isinstance(line, NotedCall):
+            self.record.calls.append(line)
+        elif isinstance(line, ReachSeen):
+            self.record.reached.append(line)
+        elif isinstance(line, NotedOperations):
+            self.record.operations.append(line)
+        elif isinstance(line, NoticeDue):
+            self.record.is_due = True
+        else:
+            self.record.is_held = True
 
 
 def completed(records: Iterable[WorkerRecord]) -> int:

@@ -22,13 +22,13 @@ What it costs: reading all bytes of the state in each step, and a line of a file
 from __future__ import annotations
 
 import contextlib
+import datetime
 import functools
 import os
 import platform
 import socket
 import sys
 import threading
-import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final
@@ -118,7 +118,7 @@ class Recorder:
                     world_size=world_size,
                     attempt=attempt,
                     machine=socket.gethostname(),
-                    t=time.time(),
+                    t=_now(),
                     versions={"torch": str(torch.__version__), "python": platform.python_version()},
                 )
             )
@@ -160,7 +160,7 @@ class Recorder:
     def ended(self) -> None:
         """The script is through."""
         with self._never_stops_training():
-            self._write(WorkerEnded(t=time.time()))
+            self._write(WorkerEnded(t=_now()))
 
     def _mute(self) -> None:
         self._is_on = False  # a fork's: a loader's worker, mostly
@@ -260,7 +260,7 @@ class Recorder:
         self._write(
             StepRecord(
                 step=step,
-                t=time.time(),
+                t=_now(),
                 losses=self._losses,
                 inputs=self._inputs,
                 state=state,
@@ -354,7 +354,7 @@ class Recorder:
                 self._is_troubled = True
                 words = f"{type(error).__name__}: {error}"
                 with contextlib.suppress(OSError):
-                    self._write(RecorderTrouble(t=time.time(), what=words))
+                    self._write(RecorderTrouble(t=_now(), what=words))
 
     def _write(self, line: Line) -> None:
         if self._is_on and self._file >= 0:
@@ -417,6 +417,11 @@ class _TensorsTold:
             for group in optimizer.param_groups
         ]
         self.digests[f"{name}.groups"] = digest_of(groups)
+
+
+def _now() -> float:
+    """Wall-clock time; not by ``time``, whose clock may be one that the drill moves."""
+    return datetime.datetime.now(datetime.UTC).timestamp()
 
 
 def _place_in_attempt() -> tuple[int, int]:

@@ -21,6 +21,7 @@ import signal
 import statistics
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -158,6 +159,7 @@ class Rehearsal:
         workers: on each machine.
         num_machines: more than one wants root, and network namespaces.
         environ: the user's.
+        source: the directory of which it has a copy; None for the working directory.
 
     Attributes:
         before_restart: called ahead of each start that the job has asked for.
@@ -177,8 +179,9 @@ class Rehearsal:
         workers: int,
         num_machines: int = 1,
         environ: Mapping[str, str],
+        source: Path | None = None,
     ) -> None:
-        self.place = Workplace(run, settings)
+        self.place = Workplace(run, settings, source)
         self.run, self.directory = self.place.run, self.place.directory
         self.tiers = self.place.tiers
         self.environ = self.place.environ(environ)
@@ -188,6 +191,7 @@ class Rehearsal:
         self._records = Records(self.run)
         self._seen: list[WorkerRecord] = []
         self._events: list[Event] = []
+        self._lock = threading.Lock()
         self._follower = Follower(self.directory)
         self._network: Network | None = None
         self._is_over = False
@@ -279,9 +283,10 @@ class Rehearsal:
 
     def events(self) -> Sequence[Event]:
         """The ledger's events until now."""
-        if self.directory.exists():
-            self._events += self._follower.poll()
-        return self._events
+        with self._lock:
+            if self.directory.exists():
+                self._events += self._follower.poll()
+            return list(self._events)
 
     def workers(self) -> Mapping[int, int]:
         """Rank → process id, of those that run."""

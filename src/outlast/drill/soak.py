@@ -15,12 +15,9 @@ ends the soak, and is named.
 
 from __future__ import annotations
 
-import json
 import os
 import random
 import statistics
-import subprocess
-import sys
 import time
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
@@ -33,11 +30,11 @@ from outlast.drill.compare import RunHistory
 from outlast.drill.course import DrillListener, DrillSetup
 from outlast.drill.faults.catalogue import FAULTS, Bounds, planned
 from outlast.drill.faults.fault import FOR_GOOD, Fault, Missed, Struck
-from outlast.drill.grade import Held, verify
+from outlast.drill.grade import Held, audited, verify
 from outlast.drill.record import StateFound, StepRecord, WorkerRecord
 from outlast.drill.rehearsal import Rehearsal
 from outlast.drill.workplace import empty_place
-from outlast.errors import ConfigError, Exit
+from outlast.errors import ConfigError
 from outlast.ledger.events import Event
 
 CALM_S: Final = (2.0, 5.0)  # between two faults, once all train again
@@ -47,7 +44,6 @@ SAMPLE_S: Final = 1.0
 MADE_OF: Final = 3  # plans of each kind of fault, one after the other
 GROWTH_MAX: Final = 0.15  # from the middle of the soak to its end, of what is there
 SPARED: Final = frozenset({"nan"})  # undone by a rollback, which is another run from there on
-AUDIT_S: Final = 600.0
 _COUNTED: Final = ("memory", "shared", "threads", "files")
 
 
@@ -383,20 +379,3 @@ def _was_recorded(found: StateFound, states: Mapping[tuple[int, int], StepRecord
         all(found.state[name] == state[name] for name in shared & state.keys())
         for state in recorded
     )
-
-
-def audited(directory: Path) -> Held:
-    """Which samples went into which steps, as ``outlast checkpoints show --samples`` proves it."""
-    command = [sys.executable, "-m", "outlast", "checkpoints", "show", str(directory)]
-    done = subprocess.run(
-        [*command, "--samples", "--json"], capture_output=True, timeout=AUDIT_S, check=False
-    )
-    try:
-        verdict = json.loads(done.stdout)
-    except ValueError:
-        said = done.stderr.decode(errors="replace").strip().splitlines()[-1:]
-        return Held(holds=done.returncode == Exit.FINISHED, what=f"samples: {' '.join(said)}")
-    faults = [one.get("text", "") for one in verdict.get("faults", [])]
-    steps, count = verdict.get("steps"), verdict.get("samples")
-    what = f"{count} samples in {steps} steps: none lost, none repeated"
-    return Held(holds=bool(verdict.get("proved")), what="; ".join(faults[:3]) or what)

@@ -101,6 +101,7 @@ class Workplace:
     Args:
         run: it is made, and must not be there.
         settings: the user's.
+        source: what is copied; None for the working directory.
 
     Attributes:
         directory: the job's own.
@@ -110,14 +111,14 @@ class Workplace:
         linked: what was too large to be copied, relative to the working directory.
     """
 
-    def __init__(self, run: Path, settings: Settings) -> None:
+    def __init__(self, run: Path, settings: Settings, source: Path | None = None) -> None:
         run.mkdir(parents=True)
         self.run = run.resolve()
         self.directory = self.run / "job"
         self.copy = self.run / COPY
         self.log = self.run / "output.txt"
         self.tiers: dict[str, Path] = {}
-        self.linked = copy_tree(Path.cwd(), self.copy, apart=run.resolve().parent)
+        self.linked = copy_tree(source or Path.cwd(), self.copy, apart=run.resolve().parent)
         (self.run / SETTINGS).write_text("".join(self._settings(settings)))
 
     def environ(self, environ: Mapping[str, str]) -> dict[str, str]:

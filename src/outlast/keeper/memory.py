@@ -234,8 +234,9 @@ class Due(msgspec.Struct, frozen=True, kw_only=True):
 class Books:
     """Which snapshots are in memory, and in which arenas; not for several threads at once.
 
-    ``kept`` are this machine's own, ``copies`` those of other machines, by node. Besides, what
-    slower tiers have yet to get: a successor brings it to them.
+    ``kept`` are this machine's own, ``copies`` those of other machines, by node, and ``before`` the
+    copies before these, until their memory is taken for the next. Besides, what slower tiers have
+    yet to get: a successor brings it to them.
     """
 
     def __init__(self) -> None:
@@ -243,6 +244,7 @@ class Books:
         self.owners: dict[int, int] = {}  # arena → rank
         self.kept: dict[str, KeptSnapshot] = {}  # by the name of the save
         self.copies: dict[str, Replica] = {}
+        self.before: dict[str, Replica] = {}
         self.due: dict[str, Due] = {}  # by tier
         self._number = 0
 
@@ -287,9 +289,10 @@ class Books:
         for save, kept in list(self.kept.items()):
             if any(arena == number for arena, _ in kept.files.values()):
                 del self.kept[save]
-        for node, copy in list(self.copies.items()):
-            if any(arena == number for arena, _ in copy.kept.files.values()):
-                del self.copies[node]
+        for copies in (self.copies, self.before):
+            for node, copy in list(copies.items()):
+                if any(arena == number for arena, _ in copy.kept.files.values()):
+                    del copies[node]
 
     def drop(self, number: int) -> None:
         """Give memory back."""
@@ -299,12 +302,13 @@ class Books:
 
     def encode(self) -> bytes:
         """Everything but the memory itself, for a successor."""
-        return msgspec.msgpack.encode((self.owners, self.kept, self.due, self.copies))
+        return msgspec.msgpack.encode((self.owners, self.kept, self.due, self.copies, self.before))
 
     def everything(self) -> dict[str, KeptSnapshot]:
         """Save → what lies here of it: this machine's own files and those kept for others."""
         found: dict[str, KeptSnapshot] = {}
-        parts = [*self.kept.items(), *((copy.save, copy.kept) for copy in self.copies.values())]
+        copies = [*self.copies.values(), *self.before.values()]
+        parts = [*self.kept.items(), *((copy.save, copy.kept) for copy in copies)]
         for save, part in parts:
             known = found.get(save)
             if known is None:
@@ -319,14 +323,18 @@ class Books:
     def take_over(self, data: bytes, arenas: Mapping[int, Arena]) -> None:
         """Go on from what a predecessor wrote; what is not whole is left out."""
         try:
-            owners, kept, self.due, copies = msgspec.msgpack.decode(
+            owners, kept, self.due, copies, before = msgspec.msgpack.decode(
                 data,
                 type=tuple[
-                    dict[int, int], dict[str, KeptSnapshot], dict[str, Due], dict[str, Replica]
+                    dict[int, int],
+                    dict[str, KeptSnapshot],
+                    dict[str, Due],
+                    dict[str, Replica],
+                    dict[str, Replica],
                 ],
             )
         except msgspec.MsgspecError:
-            owners, kept, copies = {}, {}, {}
+            owners, kept, copies, before = {}, {}, {}, {}
         for number, arena in arenas.items():
             if number in owners:
                 self.adopt(arena, owners[number], number)
@@ -337,11 +345,14 @@ class Books:
             for save, one in kept.items()
             if all(arena in self.arenas for arena, _ in one.files.values())
         }
-        self.copies = {
-            node: copy
-            for node, copy in copies.items()
-            if all(arena in self.arenas for arena, _ in copy.kept.files.values())
-        }
+        self.copies, self.before = (
+            {
+                node: copy
+                for node, copy in found.items()
+                if all(arena in self.arenas for arena, _ in copy.kept.files.values())
+            }
+            for found in (copies, before)
+        )
 
 
 class ReadOnlyTier(abc.ABC):

@@ -1,8 +1,9 @@
 """Keep newest snapshots in other machines' memory: theirs here, and this machine's there, paced.
 
 The replica store has other machines' newest snapshots. Guarantees: a copy is there in full, every
-block of it compared with the manifest, or not at all; the one before it stays until then, where
-there is memory for both. Only the newest of each machine stays. All of it is in the books, so that
+block of it compared with the manifest, or not at all; the one before it stays until the next one
+comes in, where there is memory for both: machines do not send at one pace, and of the newest step
+one part may be here and another not yet anywhere. All of it is in the books, so that
 a keeper that is started again still has it.
 
 The server takes the copies that come in and answers questions about what is in memory. What it
@@ -499,7 +500,10 @@ class ReplicaStore:
             kept = KeptSnapshot(
                 files=files, small=incoming.small, attempt=incoming.manifest.attempt
             )
-            self._holdings.books.copies[offer.node] = Replica(save=offer.save, kept=kept)
+            books = self._holdings.books
+            if offer.node in books.copies:
+                books.before[offer.node] = books.copies[offer.node]
+            books.copies[offer.node] = Replica(save=offer.save, kept=kept)
             self._holdings.note()
 
     def give_up(self, incoming: IncomingReplica) -> None:
@@ -539,18 +543,21 @@ class ReplicaStore:
             for node, copy in list(books.copies.items()):
                 if node not in staying and when(named(copy.save)) < when(newest):
                     del books.copies[node]
+                    books.before.pop(node, None)
             if not books.copies and not self._coming:
                 self._holdings.drop(self._spare())
             self._holdings.note()
 
     def _find_room(self, offer: ReplicaOffer) -> list[int]:
-        """Arenas for its files; if memory is short, the copy before it makes way."""
+        """Arenas for its files; if memory is short, older copies and the one before it make way."""
         sizes, books = list(offer.files.values()), self._holdings.books
-        try:
-            return self._holdings.room(sizes, self._spare())
-        except OSError as error:
-            if books.copies.pop(offer.node, None) is None:
-                raise ReplicaRefused(error.strerror or str(error)) from None
+        books.before.pop(offer.node, None)  # what is newer lies beside it
+        ways: tuple[dict[str, Replica], ...] = (books.before, books.copies)
+        for copies in ways:
+            with contextlib.suppress(OSError):
+                return self._holdings.room(sizes, self._spare())
+            for node in [offer.node] if copies is books.copies else list(copies):
+                copies.pop(node, None)
         try:
             return self._holdings.room(sizes, self._spare())
         except OSError as error:
@@ -559,7 +566,8 @@ class ReplicaStore:
     def _spare(self) -> set[int]:
         """Arenas of copies that are no copy's."""
         books = self._holdings.books
-        used = {arena for copy in books.copies.values() for arena, _ in copy.kept.files.values()}
+        copies = [*books.copies.values(), *books.before.values()]
+        used = {arena for copy in copies for arena, _ in copy.kept.files.values()}
         used.update(*(incoming.arenas.values() for incoming in self._coming.values()))
         return set(books.of_rank(COPIES)) - used
 

@@ -221,8 +221,7 @@ class Agent(LocalElasticAgent):
         self._sessions.begin()
         self._judging.begin()
         for host, how in self._machines.lost():
-            if worker_group.group_rank == 0:
-                self._ledger.append("node_lost", node=host, reason=how)
+            self._ledger.append("node_lost", node=host, reason=how)
         self._ledger.attempt = self._agree_on_attempt(worker_group)
         os.environ[ATTEMPT_VARIABLE] = str(self._ledger.attempt)
         os.environ[PAST_VARIABLE] = "" if worker_group.group_rank else self._judging.word()

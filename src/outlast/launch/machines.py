@@ -239,12 +239,18 @@ class Machines:
         """Names of the machines that the attempt now has lost since the last one, and how.
 
         One that has said that it leaves is not lost, nor one that waits aside. How: in words that
-        go on from the name, "" where nobody has said.
+        go on from the name, "" where nobody has said. It is for one machine to tell, and so empty
+        on all others: the first by rank that was in the last attempt. (Rank 0 may be the lost
+        machine itself, started anew: it knows of no last attempt.)
         """
         membership = self._membership
         now, last = (membership.attempt, self._last) if membership is not None else (None, None)
         self._last = now
         if membership is None or now is None or last is None:
+            return []
+        there = {member.node for member in last.members}
+        teller = next((member.node for member in now.members if member.node in there), None)
+        if teller != membership.me.node:
             return []
         here = {member.node for member in now.members} | set(now.aside)
         words = membership.halted.split("; ")

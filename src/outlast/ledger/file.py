@@ -50,6 +50,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Final
 
+from outlast.durable import sync_directory
 from outlast.errors import remedy
 from outlast.ledger.events import Event, EventName, decode, encode
 
@@ -73,6 +74,7 @@ def make_room(directory: Path, *, forget: bool = False) -> None:
         size = 0 if forget else os.fstat(fd).st_size
         if size < ROOM_BYTES:
             _write(fd, _BLANK * (ROOM_BYTES - size), size)
+        sync_directory(directory)  # what is kept there later writes nothing but bytes
     finally:
         os.close(fd)
 
@@ -87,6 +89,7 @@ def keep(directory: Path, line: bytes) -> bool:
         before = os.pread(fd, os.fstat(fd).st_size, 0).rstrip(_BLANK)
         if line.rstrip(_BLANK) not in before.split(_BLANK):
             _write(fd, line, len(before) + len(_BLANK) if before else 0)
+        sync_directory(directory)
     except OSError:
         return False
     finally:
@@ -211,6 +214,8 @@ def _open_at_line_start(path: Path) -> int:
         size = os.fstat(fd).st_size
         if size and os.pread(fd, 1, size - 1) != b"\n":
             os.write(fd, b"\n")
+        # An fsync of the file does not keep its name; whoever made it may have been killed.
+        sync_directory(path.parent)
     except OSError:
         os.close(fd)
         raise

@@ -32,7 +32,7 @@ import msgspec
 
 from outlast._version import __version__
 from outlast.config import Settings, as_rows
-from outlast.durable import name_new, sync_directory
+from outlast.durable import make_directories, name_new, sync_directory
 from outlast.errors import ConfigError, StorageError, remedy, unusable
 from outlast.ledger.events import Event
 from outlast.ledger.file import FILE_NAME as LEDGER
@@ -158,16 +158,17 @@ def ids_in_ledger(directory: Path) -> dict[str, float]:
 
 
 def make_directory(directory: Path) -> None:
-    """Have the job's directory there.
+    """Have the job's directory there, durably: all that is promised later lies in it.
 
     Raises:
         ConfigError: it cannot be one.
         StorageError: the storage does not let it be made.
     """
     try:
-        directory.mkdir(parents=True, exist_ok=True)
+        make_directories(directory)
     except OSError as error:
-        raise unusable(f"{directory} cannot be made", error) from None
+        done = "written" if directory.is_dir() else "made"
+        raise unusable(f"{directory} cannot be {done}", error) from None
 
 
 def raise_unless_writable(directory: Path) -> None:
@@ -360,7 +361,7 @@ def keep_plan(prediction: Prediction, directory: Path) -> Path:
     """
     path = directory / PLAN_NAME
     try:
-        directory.mkdir(parents=True, exist_ok=True)
+        make_directories(directory)
         data = msgspec.json.format(msgspec.json.encode(prediction), indent=1) + b"\n"
         put_file(path, data, anew=False)
     except OSError as error:

@@ -50,7 +50,7 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import Path
 from typing import Final, NamedTuple, TypeVar
 
-from outlast.durable import name_new, sync_directory
+from outlast.durable import make_directories, name_new, sync_directory
 
 # --- past the page cache --------------------------------------------------------------------------
 
@@ -315,6 +315,7 @@ class Directory:
     def __init__(self, root: Path, num_spares: int = 0) -> None:
         self.root = root
         self._spares = Spares(root, num_spares)
+        self._durable: set[Path] = set()  # directories whose names are
 
     def describe(self, name: str = "") -> str:
         """The path of ``name``."""
@@ -410,6 +411,7 @@ class Directory:
         if path == self.root:
             raise ValueError("the root of a storage is not removed")
         self._spares.keep_from(path)
+        self._durable.discard(path)
         try:
             if last:
                 _remove_all_but(path, last)
@@ -453,13 +455,8 @@ class Directory:
         return self.root / checked(name)
 
     def _make_directories(self, path: Path, mode: int = 0o777) -> None:
-        missing = []
-        while not path.is_dir():
-            missing.append(path)
-            path = path.parent
-        for directory in reversed(missing):
-            directory.mkdir(mode if directory == missing[0] else 0o777, exist_ok=True)
-            sync_directory(directory.parent)
+        if path not in self._durable or not path.is_dir():
+            self._durable.update(make_directories(path, mode, self._durable))
 
 
 def _remove_all_but(path: Path, kept: Collection[str]) -> None:

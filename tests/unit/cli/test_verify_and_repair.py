@@ -198,6 +198,17 @@ def test_two_damaged_copies_mend_each_other(job, outlast):
     assert job.same()
 
 
+def test_a_copy_without_its_manifest_mends_another_once_it_has_it_again(job, outlast):
+    job.save(100)
+    job.path("fast", 100, "manifest.json").unlink()
+    job.path("slow", 100, SHARD).write_bytes(b"short")
+    files, left = repaired(outlast)
+    assert files == {(100, "fast", "manifest.json", "slow"), (100, "slow", SHARD, "fast")}
+    assert left == {}
+    assert job.same()
+    assert len(job.events("verify_failed")) == 2
+
+
 def test_a_whole_copy_that_is_gone_comes_back(job, outlast):
     job.save(100, 200)
     shutil.rmtree(job.path("slow", 200))

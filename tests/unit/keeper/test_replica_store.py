@@ -128,6 +128,23 @@ def test_the_older_copy_stays_until_the_newer_one_is_whole(guests, held):
     assert len(held.books.of_rank(COPIES)) == 2
 
 
+def test_the_copy_before_stays_until_the_next_one_comes_in(guests, held):
+    """Other machines may not have sent their parts of the newest step yet."""
+    take(guests, step=1)
+    take(guests, step=2)
+    offer, _ = take(guests, node="n2", step=2), take(guests, node="n2", step=3)
+    assert offer.save == save_name(2)
+    assert list(guests.inventory()) == [save_name(2), save_name(3), save_name(1)]
+    memory = MemoryTier(held.books.arenas, guests.inventory())
+    assert memory.read(f"{save_name(1)}/{shard_file(0)}") == data_of(1)
+    successor = Books()
+    successor.take_over(held.books.encode(), held.books.arenas)
+    assert successor.everything().keys() == guests.inventory().keys()
+    guests.receive(*offered(step=3))  # into the memory of the first
+    assert list(guests.inventory()) == [save_name(2), save_name(3)]
+    assert len(held.books.of_rank(COPIES)) == 4
+
+
 def test_where_memory_is_short_the_older_copy_makes_way(guests, held, free):
     take(guests, step=1)
     free[0] = 0

@@ -18,6 +18,7 @@ class Others:
     halt = over = None
     halted = ""
     is_done = False
+    me = Member(node="a", host="A", address="")
 
     def done(self):
         self.is_done = True
@@ -97,6 +98,19 @@ def test_how_a_machine_was_lost_is_known_from_what_ended_the_attempt(machines, o
         others.attempt, others.halted = mail.go, mail.halted
         lost += machines.lost()
     assert lost == [("B", "cannot reach C"), ("D", "has been silent for 3.0 s")]
+
+
+@pytest.mark.parametrize(("me", "tells"), [("a", False), ("c", True), ("d", False)])
+def test_a_lost_machine_that_is_back_as_rank_0_leaves_the_telling_to_another(
+    machines, others, me, tells
+):
+    others.me = Member(node=me, host=me.upper(), address="")
+    others.has_left = lambda node: False
+    lost = []
+    for one in (go(1, "bcd"), go(2, "acd")):  # b was started again, and is called a now
+        others.attempt = one
+        lost += [] if me == "a" and one.attempt == 1 else machines.lost()
+    assert lost == ([("B", "")] if tells else [])
 
 
 def test_trouble_elsewhere_is_waited_for(machines, others):

@@ -91,13 +91,14 @@ def test_nobody_is_called_once_a_claim_was_asked_for():
     assert (world.called, world.waits) == ([], [])
 
 
-def test_before_an_heir_stand_the_lost_one_and_heirs_that_are_not_known_to_have_ended():
+def test_before_an_heir_stand_the_lost_one_and_all_heirs_that_did_not_answer():
+    # Also those that seem to have ended: a router that resets connections speaks for the living.
     world = World({"b": REFUSED, "c": SILENT}, me="d")
     go = Go(attempt=1, members=machines("abcde"), store="a:2")
     Inheritance(world, go, patience_s=2.0).begin("a", ())
     assert world.called == ["b", "c"]
     assert world.awaited == {"d", "e"}
-    assert world.before == ["a", "c"]
+    assert world.before == ["a", "b", "c"]
     world = World({}, me="b", ended="a")
     Inheritance(world, go, patience_s=2.0).begin("a", ())
-    assert world.before == []
+    assert world.before == ["a"]

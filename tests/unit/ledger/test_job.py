@@ -123,6 +123,17 @@ def test_a_field_of_a_later_version_does_not_matter(settings):
     assert read_job(settings.dir) == job
 
 
+def test_the_names_of_a_jobs_directory_and_of_those_above_it_are_durable(tmp_path, monkeypatch):
+    synced = []
+    monkeypatch.setattr("outlast.durable.sync_directory", synced.append)
+    settings = config.load({"dir": tmp_path / "above" / "job"}, environ={})
+    open_job(settings.dir, settings)
+    assert synced == [tmp_path.parent, tmp_path, tmp_path / "above"]
+    synced.clear()
+    open_job(settings.dir, settings)  # whoever made it may have been killed just then
+    assert synced == [tmp_path / "above"]
+
+
 def test_a_place_that_cannot_be_made(tmp_path):
     (tmp_path / "file").write_text("")
     for place in (tmp_path / "file", tmp_path / "file" / "below"):

@@ -254,11 +254,23 @@ def test_a_disk_that_stays_full_behind_a_torn_line_costs_no_descriptors(tmp_path
 
 def test_what_matters_is_on_disk_when_it_is_told(ledger, monkeypatch):
     synced = []
+    ledger.append("step", durable=False)
     monkeypatch.setattr(os, "fsync", synced.append)
     ledger.append("step", durable=False)
     assert synced == []
     ledger.append("commit", step=1)
     assert len(synced) == 1
+
+
+def test_its_name_is_on_disk_too_whoever_made_it(ledger, tmp_path, monkeypatch):
+    synced = []
+    monkeypatch.setattr("outlast.ledger.file.sync_directory", synced.append)
+    ledger.append("commit", step=1)
+    ledger.append("commit", step=2)
+    assert synced == [tmp_path]
+    ledger.close()  # the next process finds the file there
+    ledger.append("commit", step=3)
+    assert synced == [tmp_path, tmp_path]
 
 
 # --- following -----------------------------------------------------------------------------------

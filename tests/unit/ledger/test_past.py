@@ -331,6 +331,15 @@ def test_several_are_kept_in_the_room_that_there_is(ledger, tmp_path):
     assert not keep(tmp_path, b"x\n")
 
 
+def test_the_name_of_what_is_kept_is_on_disk_too(tmp_path, monkeypatch):
+    synced = []
+    monkeypatch.setattr("outlast.ledger.file.sync_directory", synced.append)
+    make_room(tmp_path)
+    assert synced == [tmp_path]
+    assert keep(tmp_path, b'{"event": "rollback"}\n')
+    assert synced == [tmp_path] * 2
+
+
 def test_a_ledger_that_takes_nothing_has_its_rollbacks_kept(ledger, tmp_path):
     ledger.path.symlink_to("/dev/full")
     make_room(tmp_path)

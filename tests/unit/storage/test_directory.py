@@ -257,6 +257,7 @@ def names(log):
 def test_data_then_name_then_directory(storage, calls):
     storage.put("a/b/f", b"1")
     assert names(calls.log) == [
+        ("fsync", storage.root.parent.parent.name),  # who made what is there may have been killed
         ("mkdir", "root"),
         ("fsync", storage.root.parent.name),
         ("mkdir", "a"),
@@ -277,6 +278,19 @@ def test_data_then_name_then_directory(storage, calls):
         ("rename", "f"),
         ("fsync", "b"),
     ]
+
+
+def test_a_directory_that_another_process_made_is_durable_before_what_is_in_it(storage, calls):
+    (storage.root / "a").mkdir(parents=True)
+    calls.log.clear()
+    assert storage.put_new("a/f", b"1")
+    assert names(calls.log)[0] == ("fsync", "root")
+    calls.log.clear()
+    storage.put("a/g", b"1")
+    assert ("fsync", "root") not in names(calls.log)
+    storage.remove_tree("a")
+    storage.put("a/g", b"1")
+    assert ("fsync", "root") in names(calls.log)
 
 
 def test_removing_is_durable(storage, calls):

@@ -263,8 +263,15 @@ def repair_command(directory: str | None, step: int | None, as_json: bool) -> in
     targets = [one for one in targets_of(at, found, step) if not one.making]
     bad = [one for one in verify_all(found, targets) if one.bad]
     ledger = Ledger(at.settings.dir, job=at.job.id)
-    mended, failures = _mend(found, bad, ledger)
-    left = _what_remains(at, bad, failures)
+    _put_on_record(bad, ledger)
+    mended, left = [], bad
+    while left:
+        done, failures = _mend(found, left, ledger)
+        mended += done
+        left = _what_remains(at, left, failures)
+        if all(one.file != MANIFEST for _, one in done):
+            break
+        found = survey(at)  # a copy that has its manifest again is one to mend others from
     ledger.close()
     if as_json:
         rows = [{"step": save.step, "save": str(save), **_mended_row(one)} for save, one in mended]
@@ -283,6 +290,14 @@ def repair_command(directory: str | None, step: int | None, as_json: bool) -> in
     return 1 if left or found.unreadable else 0
 
 
+def _put_on_record(bad: list[Verified], ledger: Ledger) -> None:
+    for one in bad:
+        words = (word.strip(":;,") for word in one.reason.split())
+        file = next((word for word in words if _FILE.match(word)), "")
+        step, tier = one.target.step, one.target.tier
+        ledger.append("verify_failed", step=step, file=file, tier=tier, reason=one.reason)
+
+
 def _mend(
     found: Survey, bad: list[Verified], ledger: Ledger
 ) -> tuple[list[tuple[SaveName, Repaired]], dict[Key, str]]:
@@ -293,11 +308,6 @@ def _mend(
     """
     mended: list[tuple[SaveName, Repaired]] = []
     failures: dict[Key, str] = {}
-    for one in bad:
-        step, tier = one.target.step, one.target.tier
-        words = (word.strip(":;,") for word in one.reason.split())
-        file = next((word for word in words if _FILE.match(word)), "")
-        ledger.append("verify_failed", step=step, file=file, tier=tier, reason=one.reason)
     targets = [one.target for one in bad if mendable(found, one.target)]
     total = sum(size_of(_model(found, target)[1]) for target in targets)
     with bar(total) as shown:

@@ -1,7 +1,9 @@
 """``outlast drill``: break a job on purpose and grade it; prove that a resume changes nothing.
 
 ``faults``  the drill itself: the job undisturbed, then once for each fault; tables, JSON, JUnit
+``soak``    one long run with one fault after another, and its curves
 ``resume``  the proof of a resume by itself
+``screen``  what is shown while a drill runs
 
 What stands behind ``--`` is the job. A first word that is no command of this group's is a fault's
 name: ``outlast drill kill-worker -- train.py``.
@@ -19,17 +21,18 @@ _COMMANDS: Final = {
     "faults": ("faults:command", "break the job in each of these ways, and grade it"),
     "resume": ("resume:command", "prove that a resume changes nothing, or name what does"),
 }
-_DEFAULT: Final = "faults"
 
 
 class _DrillGroup(LazyGroup):
     """Whose first command is meant where none is named."""
 
+    default: Final = "faults"
+
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Put its name ahead of what is no command."""
         asks_help = bool(args) and args[0] in ctx.help_option_names
         if not args or (args[0] not in _COMMANDS and not asks_help):
-            args = [_DEFAULT, *args]
+            args = [self.default, *args]
         return super().parse_args(ctx, args)
 
 

@@ -39,7 +39,7 @@ _LOST: Final = Promise(loses=MayLose.SNAPSHOT, restarts=2, must_notice=False)
 _SLOW: Final = Promise(restarts=0, must_notice=False)
 
 
-class _Kind(NamedTuple):
+class _CableFault(NamedTuple):
     what: str
     done: str
     promise: Promise
@@ -47,37 +47,37 @@ class _Kind(NamedTuple):
 
 
 KINDS: Final = {
-    "cut-network": _Kind(
+    "cut-network": _CableFault(
         "the cable of a machine is pulled, and plugged in later",
         "the cable of machine {name} is pulled",
         _LOST,
         lambda cable, _: Cut(cable),
     ),
-    "black-hole": _Kind(
+    "black-hole": _CableFault(
         "the packets of a machine vanish, with its cable plugged in",
         "all packets of machine {name} vanish",
         _LOST,
         lambda cable, _: BlackHole(cable),
     ),
-    "reset-network": _Kind(
+    "reset-network": _CableFault(
         "all connections of a machine are reset, and new ones refused",
         "all connections of machine {name} are reset",
         _LOST,
         lambda cable, _: Reset(cable),
     ),
-    "lose-packets": _Kind(
+    "lose-packets": _CableFault(
         "a share of a machine's packets is lost (how much: percent)",
         "{value:g} % of the packets of machine {name} are lost",
         _SLOW,
         lambda cable, value: PacketLoss(cable, round(value)),
     ),
-    "delay-network": _Kind(
+    "delay-network": _CableFault(
         "the packets of a machine are late (how much: seconds; needs a kernel with netem)",
         "the packets of machine {name} are {value:g} s late",
         _SLOW,
         Delay,
     ),
-    "throttle-network": _Kind(
+    "throttle-network": _CableFault(
         "the cable of a machine carries little (how much: Mbit/s)",
         "the cable of machine {name} carries {value:g} Mbit/s",
         _SLOW,

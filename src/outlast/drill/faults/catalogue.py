@@ -36,7 +36,7 @@ class Bounds(NamedTuple):
     last_step: int
 
 
-class Entry(NamedTuple):
+class CatalogueEntry(NamedTuple):
     """One fault of the catalogue.
 
     Attributes:
@@ -88,86 +88,100 @@ def _between(rng: Draw, low: float, high: float) -> float:
 
 
 _ENTRIES: Final = (
-    Entry("kill-worker", lambda rng, job: _on_rank(rng, job).kill()),
-    Entry("kill-workers", _in_save),
-    Entry("kill-agent", lambda rng, job: _on_machine(rng, job).kill("agent")),
-    Entry("kill-keeper", lambda rng, job: _on_machine(rng, job).kill("keeper")),
-    Entry("kill-machine", lambda rng, job: _on_machine(rng, job).kill()),
-    Entry("kill-leader", lambda rng, job: _moment(rng, job).kill("leader")),
-    Entry("stop-worker", lambda rng, job: _on_rank(rng, job).stop()),
-    Entry(
+    CatalogueEntry("kill-worker", lambda rng, job: _on_rank(rng, job).kill()),
+    CatalogueEntry("kill-workers", _in_save),
+    CatalogueEntry("kill-agent", lambda rng, job: _on_machine(rng, job).kill("agent")),
+    CatalogueEntry("kill-keeper", lambda rng, job: _on_machine(rng, job).kill("keeper")),
+    CatalogueEntry("kill-machine", lambda rng, job: _on_machine(rng, job).kill()),
+    CatalogueEntry("kill-leader", lambda rng, job: _moment(rng, job).kill("leader")),
+    CatalogueEntry("stop-worker", lambda rng, job: _on_rank(rng, job).stop()),
+    CatalogueEntry(
         "stop-agent",
         lambda rng, job: _on_machine(rng, job).stop("agent", for_s=_between(rng, 1, 4)),
     ),
-    Entry(
+    CatalogueEntry(
         "stop-keeper",
         lambda rng, job: _on_machine(rng, job).stop("keeper", for_s=_between(rng, 1, 4)),
     ),
-    Entry("stop-machine", lambda rng, job: _on_machine(rng, job).stop(for_s=_between(rng, 1, 4))),
-    Entry("hold-gil", lambda rng, job: _on_rank(rng, job).hold_gil(600.0)),
-    Entry("skip-collective", lambda rng, job: _on_rank(rng, job).skip_collective()),
-    Entry(
+    CatalogueEntry(
+        "stop-machine", lambda rng, job: _on_machine(rng, job).stop(for_s=_between(rng, 1, 4))
+    ),
+    CatalogueEntry("hold-gil", lambda rng, job: _on_rank(rng, job).hold_gil(600.0)),
+    CatalogueEntry("skip-collective", lambda rng, job: _on_rank(rng, job).skip_collective()),
+    CatalogueEntry(
         "slow-rank",
         lambda rng, job: _on_rank(rng, job).slow(_between(rng, 0.05, 0.3), _between(rng, 3, 8)),
     ),
-    Entry("nan", lambda rng, job: _on_rank(rng, job).nan()),
-    Entry("memory-limit", lambda rng, job: _on_rank(rng, job).limit_memory()),
-    Entry("oom-kill", lambda rng, job: _on_rank(rng, job).oom_kill()),
-    Entry(
+    CatalogueEntry("nan", lambda rng, job: _on_rank(rng, job).nan()),
+    CatalogueEntry("memory-limit", lambda rng, job: _on_rank(rng, job).limit_memory()),
+    CatalogueEntry("oom-kill", lambda rng, job: _on_rank(rng, job).oom_kill()),
+    CatalogueEntry(
         "slow-storage",
         lambda rng, job: _moment(rng, job).slow_storage(
             _between(rng, 0.01, 0.2), _between(rng, 3, 8)
         ),
     ),
-    Entry("break-storage", lambda rng, job: _moment(rng, job).break_storage(_between(rng, 2, 6))),
-    Entry("fill-storage", lambda rng, job: _moment(rng, job).fill_storage(_between(rng, 2, 6))),
-    Entry(
+    CatalogueEntry(
+        "break-storage", lambda rng, job: _moment(rng, job).break_storage(_between(rng, 2, 6))
+    ),
+    CatalogueEntry(
+        "fill-storage", lambda rng, job: _moment(rng, job).fill_storage(_between(rng, 2, 6))
+    ),
+    CatalogueEntry(
         "read-only-storage",
         lambda rng, job: _moment(rng, job).read_only_storage(_between(rng, 2, 6)),
     ),
-    Entry("flip-bit", lambda rng, job: _moment(rng, job).flip_bit(_files(rng), rng.random())),
-    Entry("truncate-file", lambda rng, job: _moment(rng, job).truncate(_files(rng), rng.random())),
-    Entry("delete-file", lambda rng, job: _moment(rng, job).delete(_files(rng), rng.random())),
-    Entry(
+    CatalogueEntry(
+        "flip-bit", lambda rng, job: _moment(rng, job).flip_bit(_files(rng), rng.random())
+    ),
+    CatalogueEntry(
+        "truncate-file", lambda rng, job: _moment(rng, job).truncate(_files(rng), rng.random())
+    ),
+    CatalogueEntry(
+        "delete-file", lambda rng, job: _moment(rng, job).delete(_files(rng), rng.random())
+    ),
+    CatalogueEntry(
         "cut-network",
         lambda rng, job: _on_machine(rng, job).cable("cut-network", for_s=_between(rng, 1, 6)),
     ),
-    Entry(
+    CatalogueEntry(
         "black-hole",
         lambda rng, job: _on_machine(rng, job).cable("black-hole", for_s=_between(rng, 1, 6)),
     ),
-    Entry(
+    CatalogueEntry(
         "reset-network",
         lambda rng, job: _on_machine(rng, job).cable("reset-network", for_s=_between(rng, 0.2, 2)),
     ),
-    Entry(
+    CatalogueEntry(
         "lose-packets",
         lambda rng, job: _on_machine(rng, job).cable(
             "lose-packets", rng.randint(1, 5), for_s=_between(rng, 2, 6)
         ),
     ),
-    Entry(
+    CatalogueEntry(
         "delay-network",
         lambda rng, job: _on_machine(rng, job).cable(
             "delay-network", _between(rng, 0.005, 0.1), for_s=_between(rng, 2, 6)
         ),
     ),
-    Entry(
+    CatalogueEntry(
         "throttle-network",
         lambda rng, job: _on_machine(rng, job).cable(
             "throttle-network", _between(rng, 1, 20), for_s=_between(rng, 2, 6)
         ),
     ),
-    Entry("notice", lambda rng, job: _on_machine(rng, job).notice(_between(rng, 20, 120))),
-    Entry("sigterm", lambda rng, job: _on_machine(rng, job).sigterm(_between(rng, 20, 60))),
-    Entry(
+    CatalogueEntry("notice", lambda rng, job: _on_machine(rng, job).notice(_between(rng, 20, 120))),
+    CatalogueEntry(
+        "sigterm", lambda rng, job: _on_machine(rng, job).sigterm(_between(rng, 20, 60))
+    ),
+    CatalogueEntry(
         "clock-jump",
         lambda rng, job: _moment(rng, job).jump_clock(
             rng.choice((-1, 1)) * _between(rng, 10, 7200), _between(rng, 2, 8)
         ),
     ),
 )
-FAULTS: Final[dict[str, Entry]] = {entry.name: entry for entry in _ENTRIES}
+FAULTS: Final[dict[str, CatalogueEntry]] = {entry.name: entry for entry in _ENTRIES}
 
 
 def planned(name: str, seed: int, number: int, bounds: Bounds) -> PlannedFault:

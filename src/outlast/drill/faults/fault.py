@@ -94,7 +94,8 @@ class Struck(msgspec.Struct, kw_only=True):
         what: in words.
         t: wall-clock time of the strike.
         last_step: the last step that was complete then.
-        event: the ledger's event by which the job shows that it noticed; "" where it need not.
+        event: the ledger's event by which the job shows that it noticed; "" where there is none.
+            It must be there if the promise says so (``must_notice``).
     """
 
     what: str

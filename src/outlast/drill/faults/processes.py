@@ -16,6 +16,7 @@ import enum
 import os
 import signal
 from collections.abc import Iterable
+from typing import Final
 
 from outlast.drill.faults.fault import (
     FOR_GOOD,
@@ -60,6 +61,7 @@ NOTICED_BY = {
     Victim.MACHINE: "job_started",
     Victim.LEADER: "job_started",
 }
+BACK_S: Final = 2.0  # what a scheduler with a spare takes, at its best
 _KILLED = (-signal.SIGKILL, 128 + signal.SIGKILL)
 KILLED_PROMISES = {
     Victim.WORKER: Promise(loses=MayLose.SNAPSHOT),
@@ -114,13 +116,22 @@ class _OfProcesses(Plain):
 
 
 class Kill(_OfProcesses):
-    """SIGKILL."""
+    """SIGKILL.
 
-    def __init__(self, victim: Victim, number: int = 0) -> None:
+    Args:
+        victim: which.
+        number: a worker's rank, else a machine's number.
+        back_s: so long an agent, or a machine, is away. (A job that needs all of its machines says
+            that one was lost when it is back: nothing is gained by waiting for its word.)
+    """
+
+    def __init__(self, victim: Victim, number: int = 0, back_s: float = BACK_S) -> None:
         super().__init__(victim, number)
         self.name = f"kill-{victim.value}"
         self.what = f"SIGKILL for {WORDS[victim]}"
         self.promise = KILLED_PROMISES[victim]
+        if self.promise.is_started_again:
+            self.lasts_s = back_s
 
     def inject(self, target: Target) -> Struck:
         """Send it; of a machine, until nothing of it is left."""

@@ -177,7 +177,8 @@ class FullStorage(Plain):
 
     name = "fill-storage"
     what = "the job's file system is full (ENOSPC); it has one of its own for that"
-    promise = _UNHURT
+    # The ledger is there, too: what fails is said, and often cannot be written down.
+    promise = Promise(restarts=0, must_notice=False, note=_UNHURT.note)
 
     def __init__(self, for_s: float = 5.0) -> None:
         self.lasts_s = for_s
@@ -217,10 +218,15 @@ class FullStorage(Plain):
             mount("-o", "remount,size=50%", str(target.directory))
 
     def release(self, target: Target) -> None:
-        """Unmount it; what was in it is gone."""
-        if self._is_mounted:
-            unmount(target.directory)
-            self._is_mounted = False
+        """Unmount it; what was in it stays, on the file system below."""
+        if not self._is_mounted:
+            return
+        kept = target.directory.with_name(f"{target.directory.name}.kept")
+        shutil.copytree(target.directory, kept, symlinks=True)
+        unmount(target.directory)
+        self._is_mounted = False
+        target.directory.rmdir()
+        kept.rename(target.directory)
 
 
 class ReadOnlyStorage(Plain):

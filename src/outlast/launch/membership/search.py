@@ -125,8 +125,8 @@ class Inheritance:
             return
         successor = left[0]
         if successor.node == seeker.me.node:
-            before = [member for member in self._before if member.node not in self._ended]
-            seeker.take_over({member.node for member in left}, before)
+            # Those that have ended, too: a router that resets connections looks the same from here.
+            seeker.take_over({member.node for member in left}, self._before)
             return
 
         def failed(why: str, certain: bool) -> None:

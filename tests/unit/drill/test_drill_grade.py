@@ -1,0 +1,163 @@
+"""Grades: each promise can be broken, and what was measured is what was recorded."""
+
+from pathlib import Path
+
+import pytest
+from drill_records import run, step, worker
+
+from outlast.drill import grade as grading
+from outlast.drill.faults.fault import MayLose, Promise, Struck
+from outlast.drill.grade import Grade, RunEnd, VerifiedBytes, grade
+from outlast.ledger.events import Event
+
+STEPS = 10
+STRUCK_T = 6.5
+
+
+@pytest.fixture(autouse=True)
+def verified(monkeypatch):
+    """What reading the checkpoints finds: they are no part of these tests."""
+    found = [VerifiedBytes(checkpoints=2, num_bytes=100)]
+    monkeypatch.setattr(grading, "verify", lambda _: found[-1])
+    return found
+
+
+def event(name, t, **fields):
+    return Event(t=t, mono=t, job="j", attempt=1, node="one", rank=None, event=name, fields=fields)
+
+
+def ended(records, events=(), exit_codes=(), directory="/nowhere/run/job"):
+    return RunEnd(
+        records=records,
+        events=events,
+        exit_codes=list(exit_codes),
+        was_stopped=True,
+        seconds=1.0,
+        directory=Path(directory),
+        output=Path(directory),
+    )
+
+
+def killed(first=5, late=7.0):
+    """Lost in step 7, and gone on from behind step ``first`` - 1."""
+    before = [worker(rank, [step(n, rank) for n in range(1, 7)]) for rank in range(2)]
+    again = [
+        worker(
+            rank,
+            [step(n, rank, t=late + n) for n in range(first, STEPS + 1)],
+            attempt=2,
+            t=late,
+        )
+        for rank in range(2)
+    ]
+    return [*before, *again]
+
+
+EVENTS = [
+    event("commit", 4.2, step=4),
+    event("worker_lost", STRUCK_T + 0.25),
+    event("attempt_formed", STRUCK_T + 0.5),
+]
+
+
+def graded(records=None, events=None, ended_with=(), price=None, struck=True, **promised):
+    return grade(
+        "kill-worker",
+        Promise(**{"loses": MayLose.COMMIT, **promised}),
+        Struck(what="SIGKILL", t=STRUCK_T, last_step=6, event="worker_lost") if struck else None,
+        run=ended(killed() if records is None else records, events or EVENTS, ended_with),
+        undisturbed=ended(run(STEPS)),
+        steps=STEPS,
+        price=price,
+    )
+
+
+def broken(found: Grade):
+    return [one.what for one in found.held if not one.holds]
+
+
+def test_what_is_promised_holds_and_is_measured():
+    found = graded(price=3600.0)
+    assert found.holds, broken(found)
+    assert found.found_after_s == pytest.approx(0.25)
+    assert found.lost_steps == 2
+    assert found.stood_s == pytest.approx(8.0)  # from step 6 to step 7
+    assert found.cost == pytest.approx(8.0)
+    assert found.samples.lost == found.samples.repeated == 0
+    assert found.differs == ""
+
+
+def test_a_fault_that_never_struck_broke_its_promise():
+    assert broken(graded(struck=False)) == ["the fault never struck: the job ended before"]
+
+
+def test_a_job_that_stays_behind():
+    records = killed()
+    records[-1].steps.pop()
+    assert broken(graded(records)) == [f"the job comes to step {STEPS} by itself"]
+
+
+@pytest.mark.parametrize(
+    ("promised", "first", "holds"),
+    [
+        ({"loses": MayLose.COMMIT}, 5, True),
+        ({"loses": MayLose.COMMIT}, 2, False),  # further back than the newest commit
+        ({"loses": MayLose.OLDER}, 1, True),
+        ({"loses": MayLose.STEP}, 6, True),
+        ({"loses": MayLose.STEP}, 5, False),
+        ({"loses": MayLose.NOTHING}, 7, True),
+        ({"loses": MayLose.NOTHING}, 6, False),
+    ],
+)
+def test_how_many_steps_may_be_made_again(promised, first, holds):
+    found = graded(killed(first), **promised)
+    assert found.holds == holds, broken(found)
+    assert found.lost_steps == 7 - first
+
+
+def test_a_fault_that_the_ledger_does_not_name():
+    silent = [one for one in EVENTS if one.event != "worker_lost"]
+    assert broken(graded(events=silent)) == ["the ledger names it"]
+    assert graded(events=silent, must_notice=False).holds
+
+
+def test_exit_codes_that_were_not_promised():
+    assert broken(graded(ended_with=[76])) == ["exit codes: 76"]
+    assert broken(graded(ended_with=[75, 0])) == ["exit codes: 75 0"]
+    assert graded(ended_with=[75, 0], exit_codes=(75,)).holds
+
+
+def test_one_attempt_too_many():
+    more = [*EVENTS, event("attempt_formed", 9.0), event("attempt_formed", 9.5)]
+    assert broken(graded(events=more)) == ["3 attempts behind it, 1 at most"]
+
+
+def test_a_state_that_differs():
+    records = killed()
+    records[-1].steps[-1] = step(STEPS, 1, t=20.0, state={"model.weight": "other"})
+    found = graded(records)
+    assert len(broken(found)) == 1
+    assert "model.weight" in found.differs
+    assert graded(records, exact=False).holds
+
+
+def test_data_that_is_lost():
+    records = killed()
+    records[-1].steps[-1] = step(STEPS, 1, t=20.0, inputs=["batch 1.1"])
+    assert any("1 lost, 1 repeated" in one for one in broken(graded(records)))
+
+
+def test_checkpoints_that_do_not_verify(verified):
+    verified.append(VerifiedBytes(checkpoints=1, damaged=["step 4 in local: torn"]))
+    assert broken(graded()) == ["step 4 in local: torn"]
+
+
+def test_a_refusal_that_was_promised():
+    assert graded(ended_with=[78], refuses=True, exit_codes=(78,)).holds
+    assert not graded(ended_with=[0], refuses=True, exit_codes=(78,)).holds
+    assert not graded(ended_with=[], refuses=True, exit_codes=(78,)).holds
+
+
+def test_what_cannot_be_tried_breaks_nothing():
+    assert Grade(fault="oom-kill", why_not="control groups are made as root").holds
+    assert not Grade(fault="kill-worker").holds

@@ -1,0 +1,9 @@
+"""Checkpoints, tiers and retention under crashes, pauses and damage, against a simple model."""
+
+from checkpoint_machine import Checkpoints
+from hypothesis import settings
+
+from thorough import examples
+
+Checkpoints.TestCase.settings = settings(examples(4000), stateful_step_count=25, print_blob=True)
+TestCheckpoints = Checkpoints.TestCase
