@@ -209,14 +209,7 @@ def without_its_manifest(two, at, do):
     return found, path
 
 
-@pytest.mark.parametrize(
-    "at",
-    [
-        ("put", f"{STEP}/{NOTE}"),
-        ("exists", f"{STEP}/{MANIFEST}"),
-        ("put_new", f"{STEP}/{MANIFEST}"),
-    ],
-)
+@pytest.mark.parametrize("at", [("put", NOTE), ("exists", MANIFEST), ("put_new", MANIFEST)])
 def test_a_save_that_is_pruned_while_it_is_mended_does_not_come_back(two, at):
     found, path = without_its_manifest(two, at, shutil.rmtree)
     assert [one.file for one in found if isinstance(one, NotMended)] == [MANIFEST]
