@@ -25,6 +25,7 @@ from outlast.checkpoint.manifest import (
     Manifest,
     Place,
     decode,
+    part_file,
     sign,
 )
 from outlast.checkpoint.transfer import Bounce, FileCopies, in_words, inventory_of, look
@@ -117,10 +118,41 @@ def _write(copies: FileCopies, target: Storage, progress: Progress | None) -> No
 
 
 def mend_manifest(place: Place, manifest: Manifest, data: bytes) -> None:
-    """Put another place's manifest where it is missing or does not verify; its files come first."""
-    if manifest.save.nonce:
-        sign(place.storage, manifest.save, manifest.job)
-    place.storage.put(f"{manifest.save}/{MANIFEST}", data)
+    """Put another place's manifest where it is missing or does not verify; its files come first.
+
+    Retention may take the save away meanwhile, while this process is paused: what is missing then
+    is not counted on.
+
+    Raises:
+        CheckpointInvalid: the files that it counts on are not there, or it is being removed.
+        OSError: as the storage gave it.
+    """
+    save, storage = manifest.save, place.storage
+    path = f"{save}/{MANIFEST}"
+    if save.nonce:
+        sign(storage, save, manifest.job)
+    _see_that_all_are_there(place, manifest)
+    if storage.exists(path):
+        storage.put(path, data)
+    elif not storage.put_new(path, data) and storage.read(path) != data:
+        raise CheckpointInvalid(save.step, "it is being removed")
+    try:
+        _see_that_all_are_there(place, manifest)
+    except CheckpointInvalid:
+        storage.remove(path)
+        raise
+
+
+def _see_that_all_are_there(place: Place, manifest: Manifest) -> None:
+    sizes = {name: entry.size for name, entry in manifest.files.items()}
+    sizes |= {part_file(rank): part.size for rank, part in enumerate(manifest.parts)}
+    for name, size in sizes.items():
+        try:
+            found = place.storage.size(f"{manifest.save}/{name}")
+        except FileNotFoundError:
+            found = -1
+        if found != size:
+            raise CheckpointInvalid(manifest.step, f"{name} is not there, and {MANIFEST} waits")
 
 
 def mend_copy(

@@ -436,7 +436,9 @@ class Checkpoint:
             only: what to mend; the rest is left to others who found it too.
         """
         repaired: list[Repaired] = []
-        for file, place, reason in filter(only, self.damage):
+        # A manifest comes after the files that it counts on.
+        in_order = sorted(self.damage, key=lambda one: one.file == MANIFEST)
+        for file, place, reason in filter(only, in_order):
             try:
                 if file == MANIFEST:
                     source = self._manifest_source

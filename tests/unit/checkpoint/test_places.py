@@ -136,6 +136,14 @@ def test_a_torn_manifest_is_taken_from_the_next_place_and_mended(job, torn):
     assert job.files() == job.whole
 
 
+def test_a_torn_manifest_is_mended_after_the_files_that_it_counts_on(job):
+    (job.paths[0] / STEP / MANIFEST).write_bytes(b"{")
+    (job.paths[0] / STEP / SMALL).unlink()
+    checkpoint = job.open()
+    assert [one.file for one in job.repair(checkpoint)] == [SMALL, MANIFEST]
+    assert job.files() == job.whole
+
+
 def test_a_torn_manifest_behind_the_first_is_found_with_the_damage(job):
     (job.paths[1] / STEP / MANIFEST).write_bytes(b"{")
     damage(job.paths[0], 7, SMALL)

@@ -11,8 +11,8 @@ from unit_fakes import WatchedStorage, listing
 from unit_names import save_name, save_of
 
 from outlast.checkpoint import manifest, transfer
-from outlast.checkpoint.manifest import MANIFEST, NOTE, Place
-from outlast.checkpoint.mend import Repaired, copy_file
+from outlast.checkpoint.manifest import MANIFEST, NOTE, Place, decode
+from outlast.checkpoint.mend import NotMended, Repaired, copy_file, mend_copy
 from outlast.errors import CheckpointInvalid
 from outlast.storage import Directory
 from whole_reads import verify
@@ -189,6 +189,41 @@ def test_a_place_whose_files_cannot_be_mended_gets_no_manifest(two):
     (two.paths[0] / STEP / MANIFEST).write_bytes(b"torn")
     assert two.repair() == [TENSORS, TENSORS]
     assert (two.paths[0] / STEP / MANIFEST).read_bytes() == b"torn"
+
+
+def without_its_manifest(two, at, do):
+    """Mend the second place's manifest; ``do`` is done there when ``at`` comes up."""
+    path = two.paths[1] / STEP
+    (path / MANIFEST).unlink()
+    done = []
+
+    def watch(did, name):
+        if (did, name) == (at[0], f"{STEP}/{at[1]}") and not done:
+            done.append(do(path))
+
+    here = Place("tier-1", WatchedStorage(Directory(two.paths[1]), watch))
+    source = two.places[0]
+    model = decode(source.storage.read(f"{STEP}/{MANIFEST}"), save_of(7))
+    found = list(mend_copy(here, [source, here], model, source, lambda _: None))
+    assert done, "it never came to that"
+    return found, path
+
+
+@pytest.mark.parametrize("at", [("put", NOTE), ("exists", MANIFEST), ("put_new", MANIFEST)])
+def test_a_save_that_is_pruned_while_it_is_mended_does_not_come_back(two, at):
+    found, path = without_its_manifest(two, at, shutil.rmtree)
+    assert [one.file for one in found if isinstance(one, NotMended)] == [MANIFEST]
+    assert not (path / MANIFEST).exists()
+
+
+def test_a_save_that_is_being_removed_keeps_that_word(two):
+    found, path = without_its_manifest(
+        two,
+        ("put_new", MANIFEST),
+        lambda folder: (folder / MANIFEST).write_bytes(manifest.ABANDONED),
+    )
+    assert [one.error.reason for one in found] == ["it is being removed"]
+    assert (path / MANIFEST).read_bytes() == manifest.ABANDONED
 
 
 def test_another_save_of_the_step_is_mended_by_its_own_manifest(three):
