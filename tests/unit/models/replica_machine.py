@@ -324,12 +324,13 @@ class Replicas(RuleBasedStateMachine):
         kept = sorted(machine.books.kept, key=lambda save: age(named(save)))
         if len(kept) < BUFFERS or machine is holder:
             return
+        save, old = named(kept[0]), machine.books.kept[kept[0]]
         late = copy.copy(machine.peers._replicator)
         late._channels, late._have = {}, {}
 
         def send():
             with contextlib.suppress(OSError, OutlastError, replicas.Gone):
-                late._send(holder.member, named(kept[0]), machine.books.kept[kept[0]])
+                late._send(holder.member, save, old)
 
         machine.strands.append(Strand(self.network, machine, send))
 
