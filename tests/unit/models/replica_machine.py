@@ -11,6 +11,7 @@ What must hold, at every message, whoever pauses, is cut off or ends there:
 - a resume takes the newest step of which everything is in the memory of those who reach each other.
 """
 
+import collections
 import contextlib
 import copy
 import itertools
@@ -198,6 +199,7 @@ class Replicas(RuleBasedStateMachine):
                 if not machine.is_paused:
                     machine.moves()
                     self.look()
+            self.what_is_held_can_be_gone_on_from()
 
     # --- the job ----------------------------------------------------------------------------------
 
@@ -324,27 +326,27 @@ class Replicas(RuleBasedStateMachine):
         kept = sorted(machine.books.kept, key=lambda save: age(named(save)))
         if len(kept) < BUFFERS or machine is holder:
             return
+        save, old = named(kept[0]), machine.books.kept[kept[0]]
         late = copy.copy(machine.peers._replicator)
         late._channels, late._have = {}, {}
 
         def send():
             with contextlib.suppress(OSError, OutlastError, replicas.Gone):
-                late._send(holder.member, named(kept[0]), machine.books.kept[kept[0]])
+                late._send(holder.member, save, old)
 
         machine.strands.append(Strand(self.network, machine, send))
+        self.all_move(12)
 
     @rule(number=st.integers(0, 20), how=st.sampled_from(["alter", "repeat", "drop"]))
     def somebody_meddles(self, number, how):
         """On the wire, without the key."""
         under_way = [end for end in self.network.ends if end.came and not end.is_closed]
-        if under_way:
+        if how == "alter":
+            for end in under_way:
+                end.came = collections.deque(one.replace(b'"send"', b'"have"') for one in end.came)
+        elif under_way:
             came = under_way[number % len(under_way)].came
-            if how == "alter":
-                came[0] = came[0].replace(b'"send"', b'"have"').replace(b'"refused"', b'"have"   ')
-            elif how == "repeat":
-                came.append(came[0])
-            else:
-                came.popleft()
+            came.append(came[0]) if how == "repeat" else came.popleft()
 
     # --- what must hold ---------------------------------------------------------------------------
 

@@ -65,4 +65,4 @@ def test_with_all_of_them_the_model_holds():
 @pytest.mark.parametrize("protection", some(PROTECTIONS, 4), ids=lambda one: one.__name__)
 def test_without_it_the_model_fails(protection, monkeypatch):
     protection(monkeypatch)
-    assert is_noticed(Replicas)
+    assert is_noticed(Replicas, most=300)
