@@ -57,7 +57,7 @@ class Mode:
         raise NotImplementedError
 
     def updating(self) -> AbstractContextManager[Any]:
-        """Held while the optimizer changes the state."""
+        """Check while the optimizer changes the state."""
         return contextlib.nullcontext()
 
     def tidy(self) -> None:

@@ -494,10 +494,10 @@ def load(
     environ = os.environ if environ is None else environ
     sources: list[tuple[str, dict[str, object]]] = []
     given = {key: value for key, value in (arguments or {}).items() if value is not None}
-    if DRILL_VARIABLE in environ and environ.get("OUTLAST_DIR"):
-        given.pop("dir", None)  # a script's own: the job under test lies apart from the user's
     sources.append(("argument", given))
     sources.append(("environment", _from_environment(environ)))
+    if DRILL_VARIABLE in environ:
+        sources.reverse()  # whatever directory a script asks for: its job under test lies apart
     path = file or (Path(environ["OUTLAST_CONFIG"]) if environ.get("OUTLAST_CONFIG") else None)
     if path is not None or Path(FILE_NAME).exists():
         path = path or Path(FILE_NAME)

@@ -606,3 +606,12 @@ def test_what_differs_from_the_default_is_known_whoever_has_set_it():
     rows = {row.key: row for row in config.as_rows(load(environ={"OUTLAST_NOTICE_POLL": "1 s"}))}
     assert rows["checkpoint.keep"].source == "outlast.toml"
     assert {key for key, row in rows.items() if not row.is_default} == {"checkpoint.every"}
+
+
+def test_a_job_under_test_lies_where_the_drill_has_it_whatever_its_script_asks_for(tmp_path):
+    asked = {"dir": str(tmp_path / "users"), "checkpoint.every": "7 steps"}
+    environ = {"OUTLAST_DIR": str(tmp_path / "run")}
+    assert config.load(asked, environ=environ).dir == tmp_path / "users"
+    settings = config.load(asked, environ={**environ, config.DRILL_VARIABLE: str(tmp_path)})
+    assert settings.dir == tmp_path / "run"
+    assert settings.checkpoint_every == Every(steps=7)

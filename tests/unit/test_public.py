@@ -23,6 +23,7 @@ NAMES = {
 }
 SESSION = {
     "adapted",
+    "observers",
     "begins_at",
     "cannot_repeat",
     "epochs",

@@ -23,9 +23,9 @@ from outlast import config
 from outlast.drill.compare import RunHistory, StepDifference, first_difference, samples
 from outlast.drill.faults.aim import PlannedFault, at, during
 from outlast.drill.faults.fault import Struck
-from outlast.drill.grade import SLACK_S, Held
+from outlast.drill.grade import SLACK_S, Check
 from outlast.drill.rehearsal import Rehearsal
-from outlast.drill.workplace import Script, empty_place
+from outlast.drill.workplace import TestedScript, empty_place
 from outlast.errors import ConfigError, Exit
 from outlast.ledger.events import Event
 
@@ -94,7 +94,7 @@ class DemoResult(msgspec.Struct, frozen=True, kw_only=True):
     """What the demo found."""
 
     recoveries: list[Recovery]
-    checks: list[Held]
+    checks: list[Check]
     directory: str
     seconds: float
 
@@ -166,7 +166,7 @@ class DemoRun:
         empty = self._root / "nothing"
         empty.mkdir(exist_ok=True)
         with Rehearsal(
-            Script(name=str(script), arguments=arguments),
+            TestedScript(name=str(script), arguments=arguments),
             self._root / self.label,
             settings=config.load(environ={}, file=Path(os.devnull)),
             workers=RANKS,
@@ -306,10 +306,10 @@ def _first(events: Sequence[Event], name: str) -> Event | None:
     return next((event for event in events if event.event == name), None)
 
 
-def compare(undisturbed: DemoRun, disturbed: DemoRun, steps: int) -> list[Held]:
+def compare(undisturbed: DemoRun, disturbed: DemoRun, steps: int) -> list[Check]:
     """The proof, line by line."""
     struck, back = len(disturbed.struck), len(disturbed.recoveries)
-    ends = Held(
+    ends = Check(
         holds=undisturbed.exit_codes == [0]
         and disturbed.exit_codes == [int(Exit.DRAINED), 0]
         and struck == back == NUM_FAULTS,
@@ -340,20 +340,20 @@ def compare(undisturbed: DemoRun, disturbed: DemoRun, steps: int) -> list[Held]:
 
 def _equal(
     found: StepDifference | None, parts: tuple[str, ...], what: str, *, is_whole: bool
-) -> Held:
+) -> Check:
     differs = found is not None and found.part in parts
     if not is_whole:
-        return Held(holds=False, what="not every rank made every step")
-    return Held(holds=not differs, what=found.words if found is not None and differs else what)
+        return Check(holds=False, what="not every rank made every step")
+    return Check(holds=not differs, what=found.words if found is not None and differs else what)
 
 
 def _same_data(
     found: StepDifference | None, one: RunHistory, other: RunHistory, steps: int
-) -> Held:
+) -> Check:
     if found is not None and found.part == "inputs":
-        return Held(holds=False, what=found.words)
+        return Check(holds=False, what=found.words)
     seen = samples(one, other, steps)
-    return Held(
+    return Check(
         holds=seen.batches > 0 and not seen.lost + seen.repeated,
         what=f"the same {seen.batches} batches in the same steps: none lost, none repeated",
     )

@@ -77,7 +77,7 @@ class VerifiedBytes(msgspec.Struct, frozen=True, kw_only=True):
     damaged: list[str] = []
 
 
-class Held(msgspec.Struct, frozen=True, kw_only=True):
+class Check(msgspec.Struct, frozen=True, kw_only=True):
     """One promise, and whether it held."""
 
     holds: bool
@@ -121,7 +121,7 @@ class Grade(msgspec.Struct, frozen=True, kw_only=True):
     exit_codes: list[int] = []
     seconds: float = 0.0
     cost: float | None = None
-    held: list[Held] = []
+    held: list[Check] = []
     why_not: str = ""
     directory: str = ""
 
@@ -156,7 +156,7 @@ def grade(
     after = RunHistory(run.records, before)
     difference = first_difference(before, after, steps)
     if struck is None:
-        nothing = Held(holds=False, what="the fault never struck: the job ended before")
+        nothing = Check(holds=False, what="the fault never struck: the job ended before")
         return Grade(
             fault=fault,
             held=[nothing],
@@ -185,37 +185,37 @@ def grade(
     return msgspec.structs.replace(graded, held=held)
 
 
-def _held(graded: Grade, promise: Promise, struck: Struck, run: RunEnd, steps: int) -> list[Held]:
+def _held(graded: Grade, promise: Promise, struck: Struck, run: RunEnd, steps: int) -> list[Check]:
     allowed = {0, *promise.exit_codes}
     codes = " ".join(map(str, graded.exit_codes)) or "none"
-    fits = Held(holds=allowed.issuperset(graded.exit_codes), what=f"exit codes: {codes}")
+    fits = Check(holds=allowed.issuperset(graded.exit_codes), what=f"exit codes: {codes}")
     if promise.refuses:
         refused = not fits.holds or not set(graded.exit_codes) & set(promise.exit_codes)
-        return [Held(holds=not refused, what=f"{promise}: {fits.what}")]
-    found = [Held(holds=graded.survived, what=f"the job comes to step {steps} by itself"), fits]
+        return [Check(holds=not refused, what=f"{promise}: {fits.what}")]
+    found = [Check(holds=graded.survived, what=f"the job comes to step {steps} by itself"), fits]
     if not run.has_session:
         return found
     if promise.must_notice:
         after_s = graded.found_after_s
         what = "the ledger names it" if after_s is None else f"found after {units.seconds(after_s)}"
-        found.append(Held(holds=after_s is not None, what=what))
+        found.append(Check(holds=after_s is not None, what=what))
     lost, most = graded.lost_steps or 0, _most_lost(promise, struck, run)
     what = f"{units.count(lost, 'step')} made again, {most} at most"
-    found.append(Held(holds=lost <= most, what=what))
+    found.append(Check(holds=lost <= most, what=what))
     restarts = sum(e.event == "attempt_formed" and e.t > struck.t for e in run.events)
     starts = len([code for code in graded.exit_codes if code])
     what = f"{units.count(restarts, 'attempt')} behind it, {promise.restarts + starts} at most"
-    found.append(Held(holds=restarts <= promise.restarts + starts, what=what))
+    found.append(Check(holds=restarts <= promise.restarts + starts, what=what))
     seen = graded.samples
     if seen is not None and seen.is_known and promise.exact:
         what = f"{seen.batches} batches: {seen.lost} lost, {seen.repeated} repeated"
-        found.append(Held(holds=not seen.lost and not seen.repeated, what=what))
+        found.append(Check(holds=not seen.lost and not seen.repeated, what=what))
     if promise.exact:
         what = f"differs {graded.differs}" if graded.differs else f"all {steps} steps equal"
-        found.append(Held(holds=not graded.differs, what=what))
+        found.append(Check(holds=not graded.differs, what=what))
     read = f"{units.count(graded.verified.checkpoints, 'checkpoint')} read and verified"
     damaged = graded.verified.damaged
-    found.append(Held(holds=not damaged, what="; ".join(damaged) or read))
+    found.append(Check(holds=not damaged, what="; ".join(damaged) or read))
     return found
 
 
@@ -281,18 +281,18 @@ def verify(directory: Path) -> VerifiedBytes:
     )
 
 
-def audited(directory: Path) -> Held:
+def audited(directory: Path) -> Check:
     """Which samples went into which steps, as ``outlast checkpoints show --samples`` proves it."""
     done = _asked(directory, "show", "--samples")
     try:
         verdict = json.loads(done.stdout)
     except ValueError:
         said = done.stderr.decode(errors="replace").strip().splitlines()[-1:]
-        return Held(holds=done.returncode == Exit.FINISHED, what=f"samples: {' '.join(said)}")
+        return Check(holds=done.returncode == Exit.FINISHED, what=f"samples: {' '.join(said)}")
     faults = [one.get("text", "") for one in verdict.get("faults", [])]
     steps, count = verdict.get("steps"), verdict.get("samples")
     what = f"{count} samples in {steps} steps: none lost, none repeated"
-    return Held(holds=bool(verdict.get("proved")), what="; ".join(faults[:3]) or what)
+    return Check(holds=bool(verdict.get("proved")), what="; ".join(faults[:3]) or what)
 
 
 def _asked(directory: Path, command: str, *options: str) -> subprocess.CompletedProcess[bytes]:

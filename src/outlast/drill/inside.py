@@ -45,7 +45,7 @@ def main() -> None:
         watch.ended()
 
 
-class Watch:
+class ScriptWatch:
     """Has the recorder begin once there is something to record.
 
     Args:
@@ -89,9 +89,9 @@ class Watch:
             self._recorder.ended()
 
 
-def start(run: Path) -> Watch:
+def start(run: Path) -> ScriptWatch:
     """Record what this process does, from the moment on that it imports torch."""
-    watch = Watch(run)
+    watch = ScriptWatch(run)
     _once("torch", watch.torch_is_here)
     return watch
 

@@ -209,7 +209,7 @@ class WorkerRecord:
     is_held: bool = False
 
 
-class Records:
+class WorkerRecords:
     """Everything that the workers of a run have recorded, read as it grows; from any thread.
 
     Args:

@@ -29,8 +29,8 @@ from typing import IO, Final, Self
 
 from outlast.config import DRILL_VARIABLE, Settings
 from outlast.drill.network import Machine, Network
-from outlast.drill.record import Records, WorkerRecord, completed
-from outlast.drill.workplace import Script, Workplace
+from outlast.drill.record import WorkerRecord, WorkerRecords, completed
+from outlast.drill.workplace import TestedScript, Workplace
 from outlast.errors import Exit
 from outlast.ledger.events import Event
 from outlast.ledger.file import Follower
@@ -172,7 +172,7 @@ class Rehearsal:
 
     def __init__(
         self,
-        script: Script,
+        script: TestedScript,
         run: Path,
         *,
         settings: Settings,
@@ -188,7 +188,7 @@ class Rehearsal:
         self.workers_each, self.num_machines = workers, num_machines
         self.machines: list[RehearsedMachine] = []
         self._script = script
-        self._records = Records(self.run)
+        self._records = WorkerRecords(self.run)
         self._seen: list[WorkerRecord] = []
         self._events: list[Event] = []
         self._lock = threading.Lock()
@@ -320,7 +320,7 @@ class Rehearsal:
         return Path(f"/proc/{record.begun.pid}").exists()
 
 
-def run_command(place: Workplace, script: Script, workers: int, *options: str) -> list[str]:
+def run_command(place: Workplace, script: TestedScript, workers: int, *options: str) -> list[str]:
     """``outlast run`` of a script whose workers record what they do."""
     return [
         *(sys.executable, "-m", "outlast", "run", "--dir", str(place.directory)),

@@ -30,7 +30,7 @@ from outlast.drill.compare import RunHistory
 from outlast.drill.course import DrillListener, DrillSetup
 from outlast.drill.faults.catalogue import FAULTS, Bounds, planned
 from outlast.drill.faults.fault import FOR_GOOD, Fault, Missed, Struck
-from outlast.drill.grade import Held, audited, verify
+from outlast.drill.grade import Check, audited, verify
 from outlast.drill.record import StateFound, StepRecord, WorkerRecord
 from outlast.drill.rehearsal import Rehearsal
 from outlast.drill.workplace import empty_place
@@ -98,7 +98,7 @@ class SoakResult(msgspec.Struct, frozen=True, kw_only=True):
     faults: list[SoakFault]
     steps: int
     seconds: float
-    held: list[Held]
+    held: list[Check]
     footprints: list[Footprint]
     directory: str
 
@@ -187,7 +187,7 @@ class Soak:
             raise ConfigError("none of these faults can be done here: outlast drill --list")
         return made
 
-    def _strike_on(self, job: Rehearsal, faults: Mapping[str, Sequence[Fault]]) -> list[Held]:
+    def _strike_on(self, job: Rehearsal, faults: Mapping[str, Sequence[Fault]]) -> list[Check]:
         self._since_s = time.monotonic()
         job.start()
         if not self._all_train(job):
@@ -208,12 +208,12 @@ class Soak:
             self._faults.append(SoakFault(name=name, what=struck.what, t=struck.t))
             if not self._all_train(job):
                 what = f"not back within {BACK_S:.0f} s of: {struck.what}"
-                return [Held(holds=False, what=what)]
+                return [Check(holds=False, what=what)]
             self._faults[-1] = msgspec.structs.replace(
                 self._faults[-1], back_after_s=time.time() - struck.t
             )
         self._be_calm(job)
-        return [Held(holds=True, what=f"back after each of {len(self._faults)} faults")]
+        return [Check(holds=True, what=f"back after each of {len(self._faults)} faults")]
 
     def _wait_for_end(self, job: Rehearsal, fault: Fault, struck: Struck) -> None:
         """Until the fault is to be healed, and heal it."""
@@ -276,7 +276,7 @@ class Soak:
 
     def _proofs(
         self, records: Sequence[WorkerRecord], events: Sequence[Event], directory: Path
-    ) -> Iterator[Held]:
+    ) -> Iterator[Check]:
         reasons = [
             e
             for e in events
@@ -290,11 +290,11 @@ class Soak:
                 "none without a fault"
             )
         )
-        yield Held(holds=not reasons, what=what)
+        yield Check(holds=not reasons, what=what)
         yield from consistent(records)
         verified = verify(directory)
         what = "; ".join(verified.damaged) or f"{verified.checkpoints} checkpoints verify"
-        yield Held(holds=not verified.damaged and verified.checkpoints > 0, what=what)
+        yield Check(holds=not verified.damaged and verified.checkpoints > 0, what=what)
         yield audited(directory)
         for name in _COUNTED:
             yield flat(self._footprints, name)
@@ -326,19 +326,19 @@ def footprint(pids: Sequence[int], t: float) -> Footprint:
     )
 
 
-def flat(footprints: Sequence[Footprint], name: str) -> Held:
+def flat(footprints: Sequence[Footprint], name: str) -> Check:
     """Whether something did not grow from the second third of the soak to the last one."""
     values = [float(getattr(one, name)) for one in footprints]
     third = len(values) // 3
     if third < 2:
-        return Held(holds=False, what=f"{name}: too few samples to say whether it is flat")
+        return Check(holds=False, what=f"{name}: too few samples to say whether it is flat")
     before = statistics.median(values[third : 2 * third])
     after = statistics.median(values[2 * third :])
     growth = (after - before) / before if before else 0.0
-    return Held(holds=growth <= GROWTH_MAX, what=f"{name}: {growth:+.1%} in the last third")
+    return Check(holds=growth <= GROWTH_MAX, what=f"{name}: {growth:+.1%} in the last third")
 
 
-def consistent(records: Sequence[WorkerRecord]) -> Iterator[Held]:
+def consistent(records: Sequence[WorkerRecord]) -> Iterator[Check]:
     """What workers recorded agrees with itself: steps made again, resumes, no step missing."""
     history = RunHistory(records)
     again, odd = 0, []
@@ -355,15 +355,15 @@ def consistent(records: Sequence[WorkerRecord]) -> Iterator[Held]:
                 if same != (one.record.inputs, one.record.losses, one.record.state):
                     odd.append(step)
     what = f"{again} steps were made again, each as it was the first time"
-    yield Held(holds=not odd, what=f"made again otherwise: steps {odd[:5]}" if odd else what)
+    yield Check(holds=not odd, what=f"made again otherwise: steps {odd[:5]}" if odd else what)
     missing = [step for step in range(1, history.reached() + 1) if not _made_by_any(history, step)]
     what = f"every step from 1 to {history.reached()} was made"
-    yield Held(holds=not missing, what=f"never made: steps {missing[:5]}" if missing else what)
+    yield Check(holds=not missing, what=f"never made: steps {missing[:5]}" if missing else what)
     resumes = [record.found for record in records if record.found is not None]
     bad = [found.step for found in resumes if not _was_recorded(found, states)]
     went_on = sum(found.step > 0 for found in resumes)
     what = f"{went_on} workers went on from the state that was recorded behind its step"
-    yield Held(holds=not bad, what=f"another state found at steps {bad[:5]}" if bad else what)
+    yield Check(holds=not bad, what=f"another state found at steps {bad[:5]}" if bad else what)
 
 
 def _made_by_any(history: RunHistory, step: int) -> bool:

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from outlast.drill.record import Records
+from outlast.drill.record import WorkerRecords
 
 SCRIPT = Path(__file__).with_name("recorded.py")
 
@@ -28,7 +28,7 @@ def run(floor, tmp_path, kind, *, workers=1):
         env={"OUTLAST_DRILL": tmp_path / "run"},
     )
     assert plain.wait() == watched.wait() == 0, watched.text
-    recorded = RecordedRun(watched.out, Records(tmp_path / "run").look())
+    recorded = RecordedRun(watched.out, WorkerRecords(tmp_path / "run").look())
     assert recorded.came_to == sorted(re.findall(r"came to (\w+)", plain.out))
     assert len(recorded.came_to) == len(recorded.records) == workers
     assert all(one.ended for one in recorded.records)

@@ -1,4 +1,4 @@
-"""Records of workers as a recorder would have written them, made by hand."""
+"""WorkerRecords of workers as a recorder would have written them, made by hand."""
 
 from outlast.drill.record import StateFound, StepRecord, WorkerBegun, WorkerRecord
 

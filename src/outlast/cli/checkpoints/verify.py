@@ -63,7 +63,7 @@ NONE = SaveName(0)
 ABSENT = SaveCopy("unfinished", reason=f"{MANIFEST} is missing")
 
 
-class Target(NamedTuple):
+class CopyTarget(NamedTuple):
     """A copy that is looked at; ``making`` if it may not be finished yet."""
 
     save: SaveName
@@ -80,7 +80,7 @@ class Target(NamedTuple):
 class Verified(NamedTuple):
     """What was found of a target; ``reason`` is empty when every byte is as it was."""
 
-    target: Target
+    target: CopyTarget
     reason: str = ""
 
     @property
@@ -113,7 +113,7 @@ def verify_command(directory: str | None, step: int | None, tier: str | None, as
     return 1 if any(one.bad for one in results) or found.unreadable else 0
 
 
-def targets_of(at: JobAt, found: Survey, step: int | None) -> list[Target]:
+def targets_of(at: JobAt, found: Survey, step: int | None) -> list[CopyTarget]:
     """What is to be verified, oldest step first.
 
     Raises:
@@ -122,7 +122,7 @@ def targets_of(at: JobAt, found: Survey, step: int | None) -> list[Target]:
     targets = sorted(_targets(found, promised(at.settings)), key=lambda one: one.save)
     if step is not None:
         chosen = [one for one in targets if one.step == step] or [
-            Target(save, tier, copy)
+            CopyTarget(save, tier, copy)
             for save, copies in found.copies.items()
             if save.step == step
             for tier, copy in copies.items()
@@ -136,7 +136,7 @@ def targets_of(at: JobAt, found: Survey, step: int | None) -> list[Target]:
     return targets
 
 
-def _targets(found: Survey, ledger: dict[str, SaveName]) -> Iterator[Target]:
+def _targets(found: Survey, ledger: dict[str, SaveName]) -> Iterator[CopyTarget]:
     whole = set(found.saves())
     for tier in found.places:
         mine = found.at(tier)
@@ -148,17 +148,17 @@ def _targets(found: Survey, ledger: dict[str, SaveName]) -> Iterator[Target]:
             # An older Outlast did not note which save of the step it was.
             there = max((one for one in mine if one.step == said.step), default=said)
             said = there if not said.nonce else said
-            yield Target(said, tier, mine.get(said, ABSENT))
+            yield CopyTarget(said, tier, mine.get(said, ABSENT))
         for save, copy in mine.items():
             if copy.state != "unfinished":
-                yield Target(save, tier, copy)
+                yield CopyTarget(save, tier, copy)
             elif save > newest and save != said:
-                yield Target(save, tier, copy, making=True)
+                yield CopyTarget(save, tier, copy, making=True)
             elif save < newest and save in whole:
-                yield Target(save, tier, copy)
+                yield CopyTarget(save, tier, copy)
 
 
-def verify_all(found: Survey, targets: list[Target]) -> list[Verified]:
+def verify_all(found: Survey, targets: list[CopyTarget]) -> list[Verified]:
     """Every byte of every target, in the order given, with a bar."""
     results = []
     with bar(sum(one.copy.num_bytes for one in targets)) as shown:
@@ -168,7 +168,7 @@ def verify_all(found: Survey, targets: list[Target]) -> list[Verified]:
     return results
 
 
-def problem_of(found: Survey, one: Target, progress: Callable[[int], None]) -> str:
+def problem_of(found: Survey, one: CopyTarget, progress: Callable[[int], None]) -> str:
     """What is wrong with a copy, naming the file; empty when it verifies."""
     if one.copy.manifest is None:
         return one.copy.reason
@@ -242,7 +242,7 @@ def _conclude_verify(
         click.echo(at.next("list"))
 
 
-def mendable(found: Survey, one: Target) -> bool:
+def mendable(found: Survey, one: CopyTarget) -> bool:
     """Whether another tier has a copy of the save with a manifest."""
     return any(tier != one.tier for tier in found.manifests(one.save))
 
@@ -330,7 +330,7 @@ def _mend(
     return mended, failures
 
 
-def _model(found: Survey, target: Target) -> tuple[str, Manifest]:
+def _model(found: Survey, target: CopyTarget) -> tuple[str, Manifest]:
     """The manifest that a copy is mended by, and its tier: its own, or else the first one's."""
     manifests = found.manifests(target.save)
     tier = target.tier if target.tier in manifests else next(iter(manifests))
@@ -509,7 +509,7 @@ def _plan(at: JobAt, found: Survey, tier: str, keep: int | None) -> PrunePlan:
     for save in reversed(full):
         with bar(copies[save].num_bytes) as shown:
             shown.begin(f"step {save.step:,} {tier}")
-            if not problem_of(found, Target(save, tier, copies[save]), shown.advance):
+            if not problem_of(found, CopyTarget(save, tier, copies[save]), shown.advance):
                 verified = save
                 break
         invalid.add(save)

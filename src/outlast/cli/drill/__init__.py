@@ -23,6 +23,11 @@ _COMMANDS: Final = {
 }
 
 
+DIRECTORY: Final = click.option(
+    "--dir", "directory", default="outlast-drill", help="Where the runs go."
+)
+
+
 class _DrillGroup(LazyGroup):
     """Whose first command is meant where none is named."""
 

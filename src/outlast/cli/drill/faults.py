@@ -18,7 +18,7 @@ from rich.table import Table
 from rich.text import Text
 
 from outlast import config, units
-from outlast.cli.drill import split
+from outlast.cli.drill import DIRECTORY, split
 from outlast.cli.drill.screen import DrillScreen
 from outlast.cli.drill.soak import soaked
 from outlast.drill.course import Drill, DrillResult, DrillSetup
@@ -64,7 +64,7 @@ class _Drilled(click.Command):
 @click.option("--random", "count", type=int, default=None, help="So many faults that are drawn.")
 @click.option("--soak", default=None, metavar="TIME", help="One run of so long, such as 30min.")
 @click.option("--seed", default=0, show_default=True, help="Decides victims and moments.")
-@click.option("--dir", "directory", default="outlast-drill", help="Where the runs go.")
+@DIRECTORY
 @click.option("--junit", default=None, help="Write the grades to this file as JUnit XML.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object and nothing else.")
 @click.pass_context

@@ -13,6 +13,7 @@ from rich.live import Live
 from rich.text import Text
 
 from outlast import config, units
+from outlast.cli.drill import DIRECTORY
 from outlast.drill.proof.exactness import (
     STEPS,
     ProofListener,
@@ -32,7 +33,7 @@ from outlast.report.text import Paper
 @click.option("--steps", default=STEPS, show_default=True, help="How many steps are compared.")
 @click.option("--workers", default=1, show_default=True, help="How many workers run the script.")
 @click.option("--at", multiple=True, type=int, help="Stop behind this step; may be repeated.")
-@click.option("--dir", "directory", default="outlast-drill", help="Where the runs go.")
+@DIRECTORY
 @click.option("--json", "as_json", is_flag=True, help="One JSON object and nothing else.")
 @click.argument("script", nargs=-1, type=click.UNPROCESSED)
 def command(

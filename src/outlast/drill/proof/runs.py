@@ -23,10 +23,10 @@ from typing import Final, NamedTuple, Self
 from outlast.config import Settings
 from outlast.drill.compare import RunHistory
 from outlast.drill.proof.conditions import CARRIED, HASH_SEED, Conditions, write_conditions
-from outlast.drill.record import Records, StateFound, StepRecord, WorkerRecord
+from outlast.drill.record import StateFound, StepRecord, WorkerRecord, WorkerRecords
 from outlast.drill.rehearsal import RehearsedMachine, run_command
 from outlast.drill.target import RECORDS
-from outlast.drill.workplace import Script, Workplace
+from outlast.drill.workplace import TestedScript, Workplace
 from outlast.errors import OutlastError
 
 POLL_S: Final = 0.02
@@ -52,7 +52,7 @@ class ProvedRun:
 
     def __init__(
         self,
-        script: Script,
+        script: TestedScript,
         run: Path,
         *,
         settings: Settings,
@@ -63,7 +63,7 @@ class ProvedRun:
         self.run = self.place.run
         self.workers = workers
         self._environ = self.place.environ(environ)
-        self._records = Records(self.run)
+        self._records = WorkerRecords(self.run)
         self._machine = RehearsedMachine(
             0, run_command(self.place, script, workers), self._environ, self.place, None
         )
@@ -159,7 +159,7 @@ class ProvedRun:
             shutil.rmtree(self.run / name, ignore_errors=True)
             if (self.run / "kept" / name).exists():
                 shutil.copytree(self.run / "kept" / name, self.run / name, symlinks=True)
-        self._records = Records(self.run)
+        self._records = WorkerRecords(self.run)
         self._seen_steps = -1
 
     def bring(self, other: ProvedRun) -> None:
