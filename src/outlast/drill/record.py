@@ -250,9 +250,9 @@ class _RecordFile:
     def _take(self, line: Line) -> None:
         if isinstance(line, WorkerBegun):
             self.record = WorkerRecord(begun=line)
-        if self.record is None:
+        elif self.record is None:
             return
-        if isinstance(line, StepRecord):
+        elif isinstance(line, StepRecord):
             self.record.steps.append(line)
         elif isinstance(line, StateFound):
             if line.is_counted:
@@ -270,7 +270,7 @@ class _RecordFile:
             self.record.operations.append(line)
         elif isinstance(line, NoticeDue):
             self.record.is_due = True
-        else:
+        elif isinstance(line, WorkerHeld):
             self.record.is_held = True
 
 
