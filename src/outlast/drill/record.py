@@ -270,7 +270,7 @@ class _RecordFile:
             self.record.operations.append(line)
         elif isinstance(line, NoticeDue):
             self.record.is_due = True
-        else:
+        elif isinstance(line, WorkerHeld):
             self.record.is_held = True
 
 
