@@ -27,7 +27,7 @@ from outlast.drill.faults.fault import Struck
 from outlast.drill.grade import Grade, RunEnd, grade
 from outlast.drill.rehearsal import Rehearsal
 from outlast.drill.target import Target
-from outlast.drill.workplace import TestedScript, empty_place
+from outlast.drill.workplace import JobScript, empty_place
 from outlast.errors import ConfigError
 
 UNDISTURBED: Final = "undisturbed"
@@ -50,7 +50,7 @@ class DrillSetup(NamedTuple):
         environ: the user's.
     """
 
-    script: TestedScript
+    script: JobScript
     root: Path
     steps: int
     workers: int

@@ -25,7 +25,7 @@ from outlast.drill.faults.aim import PlannedFault, at, during
 from outlast.drill.faults.fault import Struck
 from outlast.drill.grade import SLACK_S, Check
 from outlast.drill.rehearsal import Rehearsal
-from outlast.drill.workplace import TestedScript, empty_place
+from outlast.drill.workplace import JobScript, empty_place
 from outlast.errors import ConfigError, Exit
 from outlast.ledger.events import Event
 
@@ -166,7 +166,7 @@ class DemoRun:
         empty = self._root / "nothing"
         empty.mkdir(exist_ok=True)
         with Rehearsal(
-            TestedScript(name=str(script), arguments=arguments),
+            JobScript(name=str(script), arguments=arguments),
             self._root / self.label,
             settings=config.load(environ={}, file=Path(os.devnull)),
             workers=RANKS,

@@ -30,7 +30,7 @@ from typing import IO, Final, Self
 from outlast.config import DRILL_VARIABLE, Settings
 from outlast.drill.network import Machine, Network
 from outlast.drill.record import WorkerRecord, WorkerRecords, completed
-from outlast.drill.workplace import TestedScript, Workplace
+from outlast.drill.workplace import JobScript, Workplace
 from outlast.errors import Exit
 from outlast.ledger.events import Event
 from outlast.ledger.file import Follower
@@ -172,7 +172,7 @@ class Rehearsal:
 
     def __init__(
         self,
-        script: TestedScript,
+        script: JobScript,
         run: Path,
         *,
         settings: Settings,
@@ -320,7 +320,7 @@ class Rehearsal:
         return Path(f"/proc/{record.begun.pid}").exists()
 
 
-def run_command(place: Workplace, script: TestedScript, workers: int, *options: str) -> list[str]:
+def run_command(place: Workplace, script: JobScript, workers: int, *options: str) -> list[str]:
     """``outlast run`` of a script whose workers record what they do."""
     return [
         *(sys.executable, "-m", "outlast", "run", "--dir", str(place.directory)),

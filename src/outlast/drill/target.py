@@ -41,7 +41,7 @@ class Order(msgspec.Struct, frozen=True, kw_only=True):
     value: float = 0.0
 
 
-class TestedMachine(Protocol):
+class JobMachine(Protocol):
     """One machine of the job: this one, or a namespace on it.
 
     Attributes:
@@ -89,14 +89,14 @@ class Target(Protocol):
     environ: dict[str, str]
 
     @property
-    def machines(self) -> Sequence[TestedMachine]: ...  # noqa: D102 - above
+    def machines(self) -> Sequence[JobMachine]: ...  # noqa: D102 - above
     @property
     def tiers(self) -> Mapping[str, Path]: ...  # noqa: D102
 
     def workers(self) -> Mapping[int, int]:
         """Rank → process id, of the newest attempt."""
 
-    def machine_of(self, rank: int) -> TestedMachine:
+    def machine_of(self, rank: int) -> JobMachine:
         """Where the rank's worker runs."""
 
     def completed(self) -> int:

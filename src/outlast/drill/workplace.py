@@ -39,7 +39,7 @@ _JOB: Final = "job.json"  # what a job's directory has
 _APART: Final = ("dir", "resume", "health.notify", "notice.")  # not taken over into a drill
 
 
-class TestedScript(msgspec.Struct, frozen=True, kw_only=True):
+class JobScript(msgspec.Struct, frozen=True, kw_only=True):
     """What is drilled.
 
     Attributes:
@@ -58,7 +58,7 @@ class TestedScript(msgspec.Struct, frozen=True, kw_only=True):
         return [*(["-m"] if self.is_module else []), self.name, *self.arguments]
 
 
-def script_of(words: Sequence[str]) -> TestedScript:
+def script_of(words: Sequence[str]) -> JobScript:
     """The script of a command line: ``[python] [-m] SCRIPT [ARGUMENT…]``.
 
     Raises:
@@ -73,7 +73,7 @@ def script_of(words: Sequence[str]) -> TestedScript:
         raise ConfigError("no script is named; write: outlast drill -- train.py [ARGUMENTS]")
     if not is_module and not Path(words[0]).is_file():
         raise ConfigError(f"there is no script {words[0]}; check the path")
-    return TestedScript(name=words[0], arguments=tuple(words[1:]), is_module=is_module)
+    return JobScript(name=words[0], arguments=tuple(words[1:]), is_module=is_module)
 
 
 def empty_place(root: Path) -> None:

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import pytest
 
 from outlast.drill.proof.script_lines import ScriptLines
-from outlast.drill.workplace import TestedScript
+from outlast.drill.workplace import JobScript
 from thorough import ALL, some
 
 HERE = Path(__file__).parent
@@ -64,7 +64,7 @@ def test_a_planted_cause_is_named(floor, tmp_path, planted):
     assert bool(found["differs_from_itself"]) == planted.differs_from_itself
     (cause,) = found["causes"]
     assert cause["kind"] == planted.kind, found
-    lines = ScriptLines(TestedScript(name=str(script)))
+    lines = ScriptLines(JobScript(name=str(script)))
     places = [lines.text(place) for place in cause["where"].split(", ")]
     assert any(planted.line in place for place in places), cause
     assert planted.write in cause["write"]

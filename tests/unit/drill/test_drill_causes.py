@@ -15,7 +15,7 @@ from outlast.drill.record import (
     WorkerBegun,
     WorkerRecord,
 )
-from outlast.drill.workplace import TestedScript
+from outlast.drill.workplace import JobScript
 
 SOURCE = """import outlast
 
@@ -38,7 +38,7 @@ def main():
 def lines(tmp_path):
     path = tmp_path / "train.py"
     path.write_text(SOURCE)
-    return ScriptLines(TestedScript(name=str(path)))
+    return ScriptLines(JobScript(name=str(path)))
 
 
 def test_lines_of_a_script(lines):
@@ -56,8 +56,8 @@ def test_lines_of_a_script(lines):
 def test_a_script_that_cannot_be_read_has_no_lines(tmp_path):
     path = tmp_path / "train.py"
     path.write_text("this is not Python")
-    assert ScriptLines(TestedScript(name=str(path))).called("session") == ""
-    assert ScriptLines(TestedScript(name="no.such.module", is_module=True)).called("session") == ""
+    assert ScriptLines(JobScript(name=str(path))).called("session") == ""
+    assert ScriptLines(JobScript(name="no.such.module", is_module=True)).called("session") == ""
 
 
 def operations(*rows):

@@ -22,7 +22,7 @@ from typing import Final, Protocol
 
 import msgspec
 
-from outlast.drill.target import Target, TestedMachine
+from outlast.drill.target import JobMachine, Target
 
 FOR_GOOD: Final = float("inf")
 
@@ -172,7 +172,7 @@ def struck(target: Target, what: str, event: str = "") -> Struck:
     return Struck(what=what.format(step=last + 1), t=time.time(), last_step=last, event=event)
 
 
-def machine(target: Target, number: int) -> TestedMachine:
+def machine(target: Target, number: int) -> JobMachine:
     """The machine of that number.
 
     Raises:

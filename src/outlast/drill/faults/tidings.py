@@ -30,7 +30,7 @@ from outlast.drill.faults.fault import (
 )
 from outlast.drill.faults.processes import signal_all
 from outlast.drill.metadata_server import AwsMetadataServer
-from outlast.drill.target import Target, TestedMachine
+from outlast.drill.target import JobMachine, Target
 from outlast.errors import Exit
 
 AMPLE_S: Final = 20.0  # with so much time a save is made in any case
@@ -53,7 +53,7 @@ class _Announced(Plain):
             self.promise = Promise(exit_codes=drained)
         else:
             self.promise = Promise(loses=MayLose.COMMIT, exit_codes=(*drained, *_KILLED))
-        self._told: tuple[TestedMachine, int, float] | None = None  # machine, agent, when it goes
+        self._told: tuple[JobMachine, int, float] | None = None  # machine, agent, when it goes
 
     def why_not(self, target: Target) -> str:
         """A machine must be one of the job's."""
@@ -67,7 +67,7 @@ class _Announced(Plain):
             if time.monotonic() >= goes_t and place.agent == agent:
                 place.kill()
 
-    def _tell(self, target: Target) -> tuple[TestedMachine, int]:
+    def _tell(self, target: Target) -> tuple[JobMachine, int]:
         place = machine(target, self.number)
         agent = place.agent
         if agent is None:
@@ -118,7 +118,7 @@ class AwsNotice(_Announced):
             server.stop()
 
 
-def made(place: TestedMachine, port: int) -> AwsMetadataServer:
+def made(place: JobMachine, port: int) -> AwsMetadataServer:
     """A metadata service on a machine's own loopback; one on port 0 finds a free one."""
     if place.cable is None:
         return AwsMetadataServer(port=port)

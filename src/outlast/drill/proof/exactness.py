@@ -53,7 +53,7 @@ from outlast.drill.proof.runs import (
 )
 from outlast.drill.proof.script_lines import ScriptLines
 from outlast.drill.record import NotedCall, WorkerRecord
-from outlast.drill.workplace import TestedScript
+from outlast.drill.workplace import JobScript
 from outlast.errors import ConfigError, Exit
 
 STEPS: Final = 20
@@ -145,7 +145,7 @@ class ResumeDrill:
 
     def __init__(
         self,
-        script: TestedScript,
+        script: JobScript,
         root: Path,
         *,
         settings: Settings,

@@ -26,7 +26,7 @@ from outlast.drill.proof.conditions import CARRIED, HASH_SEED, Conditions, write
 from outlast.drill.record import StateFound, StepRecord, WorkerRecord, WorkerRecords
 from outlast.drill.rehearsal import RehearsedMachine, run_command
 from outlast.drill.target import RECORDS
-from outlast.drill.workplace import TestedScript, Workplace
+from outlast.drill.workplace import JobScript, Workplace
 from outlast.errors import OutlastError
 
 POLL_S: Final = 0.02
@@ -52,7 +52,7 @@ class ProvedRun:
 
     def __init__(
         self,
-        script: TestedScript,
+        script: JobScript,
         run: Path,
         *,
         settings: Settings,

@@ -12,7 +12,7 @@ import importlib.util
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from outlast.drill.workplace import TestedScript
+from outlast.drill.workplace import JobScript
 
 
 class ScriptLines:
@@ -22,7 +22,7 @@ class ScriptLines:
         script: as it was given.
     """
 
-    def __init__(self, script: TestedScript) -> None:
+    def __init__(self, script: JobScript) -> None:
         path = Path(script.name)
         if script.is_module:
             spec = None
