@@ -35,7 +35,7 @@ from typing import IO, Any, Final, TypeVar
 from bench import peers
 from bench.launchers import LAUNCHERS, Launcher, Turn
 from bench.machine_jobs import EVENTS, MACHINE_LAUNCHERS, NUM_MACHINES, MachineJob, MachineLauncher
-from bench.recovery_records import Back, WorkerRecords, summary
+from bench.recovery_records import Back, Records, summary
 from bench.rotation import directory
 from bench.tables import Requirements, cell, emit, machine, markdown
 from machine_network import Network
@@ -168,13 +168,13 @@ def rotate(
 
 
 @contextmanager
-def job(place: Path, world: int, log: IO[str]) -> Iterator[tuple[Turn, WorkerRecords]]:
+def job(place: Path, world: int, log: IO[str]) -> Iterator[tuple[Turn, Records]]:
     """A directory, a mark and an end for one job."""
     with directory(place) as path:
         turn = Turn(place=path, world=world, log=log)
         turn.records.mkdir()
         try:
-            yield turn, WorkerRecords(turn.records)
+            yield turn, Records(turn.records)
         finally:
             turn.close()
 
@@ -216,12 +216,12 @@ def worker_turn(
                 launcher.replace(turn, rank)
 
 
-def back_in_any(records: WorkerRecords, since_t: float, sizes: Sequence[int]) -> Back | None:
+def back_in_any(records: Records, since_t: float, sizes: Sequence[int]) -> Back | None:
     """The first step of a new formation of one of these sizes."""
     return next(filter(None, (records.back(since_t, size) for size in sizes)), None)
 
 
-def first_step(turn: Turn, records: WorkerRecords, since_t: float) -> float:
+def first_step(turn: Turn, records: Records, since_t: float) -> float:
     """Seconds until all workers have completed a step.
 
     Raises:
@@ -232,7 +232,7 @@ def first_step(turn: Turn, records: WorkerRecords, since_t: float) -> float:
     return records.lines[-1].t - since_t
 
 
-def settle(turn: Turn, records: WorkerRecords, since_t: float, steps: int, rng: random.Random) -> None:
+def settle(turn: Turn, records: Records, since_t: float, steps: int, rng: random.Random) -> None:
     """Let a job make steps in full strength, and a part of one.
 
     Raises:
@@ -294,7 +294,7 @@ def machine_turns(
             turn.close()  # before its network goes
 
 
-def strike(one: MachineJob, records: WorkerRecords, name: str, limit_s: float) -> Back | None:
+def strike(one: MachineJob, records: Records, name: str, limit_s: float) -> Back | None:
     """Let an event happen; when its survivors were back."""
     event = EVENTS[name]
     since_t = time.time()
@@ -310,7 +310,7 @@ def strike(one: MachineJob, records: WorkerRecords, name: str, limit_s: float) -
     return wait_for(one.turn, back, limit_s)
 
 
-def settle_smaller(one: MachineJob, records: WorkerRecords, since_t: float, steps: int) -> None:
+def settle_smaller(one: MachineJob, records: Records, since_t: float, steps: int) -> None:
     """Let the survivors make steps."""
     smaller = NUM_MACHINES - 1
     wait_for(one.turn, lambda: records.steps_of_all(smaller, since_t) >= steps, START_S)

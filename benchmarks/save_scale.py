@@ -38,7 +38,7 @@ from outlast.checkpoint.manifest import (
     state_file,
 )
 from outlast.checkpoint.plan import (
-    Check,
+    Held,
     HeldPiece,
     PieceLocation,
     Structure,
@@ -74,9 +74,9 @@ def shapes() -> dict[str, tuple[int, ...]]:
     return {**found, "tok_embeddings.weight": big, "norm.weight": (8192,), "output.weight": big}
 
 
-def held(rank: int, spread: Spread) -> list[Check]:
+def held(rank: int, spread: Spread) -> list[Held]:
     """What a rank holds: parameters, Adam's two moments, and its count of steps."""
-    found: list[Check] = []
+    found: list[Held] = []
     for name, shape in shapes().items():
         named = [f"model.{name}", *(f"optimizer.state.{name}.{slot}" for slot in SLOTS)]
         for one in named:

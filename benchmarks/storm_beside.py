@@ -56,7 +56,7 @@ from bench.launchers import (
     TorchrunFresh,
     Turn,
 )
-from bench.recovery_records import Line, WorkerRecords
+from bench.recovery_records import Line, Records
 from bench.tables import Requirements, emit, machine, markdown
 from outlast.config import parse_span
 from recovery import NotStarted, chosen, find_peers, job, wait_for
@@ -227,7 +227,7 @@ def one_storm(
         }
 
 
-def steady(launcher: Contender, turn: Turn, records: WorkerRecords, since_t: float) -> bool:
+def steady(launcher: Contender, turn: Turn, records: Records, since_t: float) -> bool:
     """Whether all workers make steps together again, after some waiting."""
 
     def made() -> bool:
@@ -262,7 +262,7 @@ def kill(turn: Turn, rank: int) -> bool:
     return False
 
 
-def finish(launcher: Contender, turn: Turn, records: WorkerRecords, end: Path) -> list[dict[str, Any]]:
+def finish(launcher: Contender, turn: Turn, records: Records, end: Path) -> list[dict[str, Any]]:
     """Let the job end a few steps later; the final weights' digests."""
     unfinished = end.with_suffix(".tmp")
     unfinished.write_text(str(records.look()[-1].step + AHEAD))

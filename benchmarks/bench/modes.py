@@ -57,7 +57,7 @@ class Mode:
         raise NotImplementedError
 
     def updating(self) -> AbstractContextManager[Any]:
-        """Check while the optimizer changes the state."""
+        """Held while the optimizer changes the state."""
         return contextlib.nullcontext()
 
     def tidy(self) -> None:

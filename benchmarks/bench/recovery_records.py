@@ -50,7 +50,7 @@ class Back:
     pause_s: float
 
 
-class WorkerRecords:
+class Records:
     """The lines of one job, read as they grow."""
 
     def __init__(self, directory: Path) -> None:

@@ -24,7 +24,7 @@ def main() -> None:
     shape = (4096, plain.CONTEXT + 1)
     data = torch.utils.data.TensorDataset(torch.randint(0, plain.VOCABULARY, shape))
     loader = outlast.data.Loader(data, global_batch=SHARDS, seed=0, shards=SHARDS)
-    records = plain.WorkerRecords(options.records, dist.get_rank())
+    records = plain.Records(options.records, dist.get_rank())
     named = {"model": same, "optimizer": optimizer, "loader": loader}
     with outlast.session(every="5 steps", **named) as session:
         for batch in session.steps(loader, until=10**9):

@@ -37,7 +37,7 @@ def main() -> None:
     options, plain, model, optimizer = begin()
     rank, world = dist.get_rank(), dist.get_world_size()
     ddp = torch.nn.parallel.DistributedDataParallel(model)
-    records = plain.WorkerRecords(options.records, rank)
+    records = plain.Records(options.records, rank)
     loss = torch.zeros(())
     with outlast.session(model=model, optimizer=optimizer, every="5 steps") as session:
         first = session.step

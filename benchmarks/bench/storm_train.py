@@ -44,7 +44,7 @@ class Training:
         torch.manual_seed(0)
         self.model = self.plain.GPT()
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-3)
-        self.records = self.plain.WorkerRecords(options.records, rank)
+        self.records = self.plain.Records(options.records, rank)
         self._options = options
 
     def ddp_step(self, ddp: Any, step: int) -> float:

@@ -80,7 +80,7 @@ def main() -> None:
     model = plain.GPT()
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     manager = manager_of(model, optimizer, rank)
-    records = plain.WorkerRecords(options.records, rank)
+    records = plain.Records(options.records, rank)
     while True:
         loss = step(manager, model, optimizer, plain.batch(manager.current_step(), rank))
         if loss is not None:

@@ -208,6 +208,30 @@ class WorkerRecord:
     is_due: bool = False
     is_held: bool = False
 
+    def take(self, line: Line) -> None:
+        """Add what a line says."""
+        match line:
+            case StepRecord():
+                self.steps.append(line)
+            case StateFound():
+                if line.is_counted:
+                    self.steps.clear()
+                self.found = line
+            case NotedCall():
+                self.calls.append(line)
+            case ReachSeen():
+                self.reached.append(line)
+            case NotedOperations():
+                self.operations.append(line)
+            case WorkerEnded():
+                self.ended = line
+            case RecorderTrouble():
+                self.trouble = line.what
+            case NoticeDue():
+                self.is_due = True
+            case WorkerHeld():
+                self.is_held = True
+
 
 class WorkerRecords:
     """Everything that the workers of a run have recorded, read as it grows; from any thread.
@@ -250,28 +274,8 @@ class _RecordFile:
     def _take(self, line: Line) -> None:
         if isinstance(line, WorkerBegun):
             self.record = WorkerRecord(begun=line)
-        elif self.record is None:
-            return
-        elif isinstance(line, StepRecord):
-            self.record.steps.append(line)
-        elif isinstance(line, StateFound):
-            if line.is_counted:
-                self.record.steps.clear()
-            self.record.found = line
-        elif isinstance(line, WorkerEnded):
-            self.record.ended = line
-        elif isinstance(line, RecorderTrouble):
-            self.record.trouble = line.what
-        elif isinstance(line, NotedCall):
-            self.record.calls.append(line)
-        elif isinstance(line, ReachSeen):
-            self.record.reached.append(line)
-        elif isinstance(line, NotedOperations):
-            self.record.operations.append(line)
-        elif isinstance(line, NoticeDue):
-            self.record.is_due = True
-        elif isinstance(line, WorkerHeld):
-            self.record.is_held = True
+        elif self.record is not None:
+            self.record.take(line)
 
 
 def completed(records: Iterable[WorkerRecord]) -> int:
