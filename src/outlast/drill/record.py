@@ -250,28 +250,32 @@ class _RecordFile:
     def _take(self, line: Line) -> None:
         if isinstance(line, WorkerBegun):
             self.record = WorkerRecord(begun=line)
-        elif self.record is None:
-            return
-        elif isinstance(line, StepRecord):
-            self.record.steps.append(line)
-        elif isinstance(line, StateFound):
-            if line.is_counted:
-                self.record.steps.clear()
-            self.record.found = line
-        elif isinstance(line, WorkerEnded):
-            self.record.ended = line
-        elif isinstance(line, RecorderTrouble):
-            self.record.trouble = line.what
-        elif isinstance(line, NotedCall):
-            self.record.calls.append(line)
-        elif isinstance(line, ReachSeen):
-            self.record.reached.append(line)
-        elif isinstance(line, NotedOperations):
-            self.record.operations.append(line)
-        elif isinstance(line, NoticeDue):
-            self.record.is_due = True
-        elif isinstance(line, WorkerHeld):
-            self.record.is_held = True
+        elif self.record is not None:
+            _note(self.record, line)
+
+
+def _note(record: WorkerRecord, line: Line) -> None:
+    if isinstance(line, StateFound) and line.is_counted:
+        record.steps.clear()  # they were of what came before the session
+    match line:
+        case StepRecord():
+            record.steps.append(line)
+        case StateFound():
+            record.found = line
+        case WorkerEnded():
+            record.ended = line
+        case RecorderTrouble():
+            record.trouble = line.what
+        case NotedCall():
+            record.calls.append(line)
+        case ReachSeen():
+            record.reached.append(line)
+        case NotedOperations():
+            record.operations.append(line)
+        case NoticeDue():
+            record.is_due = True
+        case WorkerHeld():
+            record.is_held = True
 
 
 def completed(records: Iterable[WorkerRecord]) -> int:
