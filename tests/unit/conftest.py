@@ -4,6 +4,8 @@ import pytest
 
 from outlast.ledger import narrator
 
+pytest.register_assert_rewrite("storage_contract")  # asserted by tests of several rooms
+
 
 @pytest.fixture(autouse=True)
 def _lines_without_time(monkeypatch):
