@@ -76,7 +76,7 @@ class Checkpoints(RuleBasedStateMachine):
         self.claims = self.make_disk("claims")
         for name in TIERS:
             self.disks[name].on_put = self.watcher(name)
-            self.disks[name].on_remove = lambda path, name=name: self.removed.add((name, path))
+            self.disks[name].on_remove = self.remover(name)
         self.sessions = []
         self.num_sessions = 0
         self.given = {}  # save → file → bytes, as the ranks gave them
@@ -86,7 +86,8 @@ class Checkpoints(RuleBasedStateMachine):
         self.ghosts = set()  # (tier, save) of which somebody else had removed all
         self.hurt = set()  # (tier, path) damaged or taken away on purpose
         self.told = set()  # saves of whose commit somebody was told
-        self.removed = set()  # (tier, path) of what the code under test has removed
+        self.removed = set()  # (tier, path) of what the code under test removes in an act
+        self.ever_removed = set()  # the same of all acts
         self.others = set()  # (tier, path) of another job's files
         self.broken = []  # what was seen in the midst of an act, where it would be caught
 
@@ -125,6 +126,13 @@ class Checkpoints(RuleBasedStateMachine):
 
         return put
 
+    def remover(self, tier):
+        def remove(path):
+            self.removed.add((tier, path))
+            self.ever_removed.add((tier, path))
+
+        return remove
+
     def files_of(self, tier, save):
         """What lies there of a save."""
         disk = self.disks[tier]
@@ -136,7 +144,7 @@ class Checkpoints(RuleBasedStateMachine):
 
     def manifest_appears(self, tier, save, data):
         there = self.files_of(tier, save)
-        was_removed = (tier, f"{save}/{NOTE}") in self.removed
+        was_removed = (tier, f"{save}/{NOTE}") in self.ever_removed
         if NOTE not in there and save not in self.stands[tier] and was_removed:
             self.ghosts.add((tier, save))  # everything was removed meanwhile: it counts for nothing
             return
@@ -302,14 +310,13 @@ class Checkpoints(RuleBasedStateMachine):
         """What is done within removes nothing but what retention allows."""
         before = {tier: (set(self.stands[tier]), self.valid(tier)) for tier in where}
         in_use = {tier: session.in_use(tier) for tier in where}
-        removed, self.removed = self.removed, set()
+        self.removed.clear()
         try:
             yield
         finally:
             for tier in where:
                 used = in_use[tier] & session.in_use(tier)
                 self.judge_removal(tier, keep or KEEP[tier], *before[tier], used)
-            self.removed |= removed
 
     def judge_removal(self, tier, keep, stood, valid, in_use):
         files = self.disks[tier].files

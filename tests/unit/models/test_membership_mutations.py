@@ -42,7 +42,7 @@ def workers_end_with_their_coordinator(monkeypatch):
     monkeypatch.setattr(Node, "_coordinator_lost", silently)
 
 
-def who_joins_anew_has_no_workers(monkeypatch):
+def workers_are_waited_for(monkeypatch):
     monkeypatch.setattr(Roster, "_must_wait", lambda *_: False)
 
 
@@ -55,7 +55,7 @@ PROTECTIONS = [
     who_is_overtaken_ends,
     a_coordinator_looks_for_a_newer_claim,
     workers_end_with_their_coordinator,
-    who_joins_anew_has_no_workers,
+    workers_are_waited_for,
     who_reaches_nobody_asks_storage,
 ]
 
