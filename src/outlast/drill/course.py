@@ -251,7 +251,7 @@ class Drill:
             if step != newest:
                 newest, moved_s = step, time.monotonic()
                 self._listener.progress(label, step, steps)
-            stands = striker is None or striker.is_over
+            stands = striker is None or striker.is_answered()
             is_far = job.all_completed() >= steps and stands
             return is_far or time.monotonic() - moved_s > stuck_s
 
@@ -319,6 +319,18 @@ class _Striker:
     def holds(self) -> bool:
         """Whether it has struck and is not healed, which will start what is down."""
         return self.struck is not None and not self._is_healed and not self._ends.is_set()
+
+    def is_answered(self) -> bool:
+        """Whether the job has made of it what it will: healed, and started again where promised.
+
+        A notice may be heard long after it was given, and a drain take its time.
+        """
+        if not self.is_over or self.struck is None:
+            return self.is_over
+        t = self.struck.t
+        if not self._planned.fault.promise.is_started_again or time.time() - t > RECOVERY_S:
+            return True
+        return any(record.steps and record.begun.t > t for record in self._job.look())
 
     def _strike(self) -> None:
         job = self._job

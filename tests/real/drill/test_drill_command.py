@@ -11,6 +11,9 @@ from pathlib import Path
 import psutil
 import pytest
 
+from thorough import ALL, some
+
+thorough = pytest.mark.skipif(not ALL, reason="OUTLAST_TEST_ALL")
 SCRIPT = Path(__file__).with_name("graded.py")
 LIMIT_S = 300
 pytestmark = pytest.mark.timeout(LIMIT_S + 60)
@@ -66,6 +69,7 @@ def test_state_that_nothing_protects_breaks_a_promise(place):
     assert "differs" in ET.parse(place / "grades.xml").getroot()[0][0].get("message")
 
 
+@thorough
 def test_a_script_that_differs_from_itself_is_told_so(place):
     code, found = drill(place, "kill-worker", job=["--unseeded"])
     assert code == 1
@@ -82,6 +86,7 @@ def test_a_script_without_a_session_is_graded_by_its_end(place):
     assert grade["differs"] == "", "it began again from nothing, and came to the same"
 
 
+@thorough
 def test_the_same_seed_strikes_the_same_again(place):
     struck = []
     for again in ("one", "two"):
@@ -97,7 +102,7 @@ def of_run(run):
     return [one.pid for one in every if str(run) in str(one.info["environ"])]
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+@pytest.mark.parametrize("number", some([signal.SIGTERM, signal.SIGKILL], 1))
 def test_a_drill_that_is_ended_leaves_no_job_behind(place, number):
     running = subprocess.Popen(command("kill-worker"), cwd=place, stdout=subprocess.DEVNULL)
     records = place / "outlast-drill" / "undisturbed" / "records"

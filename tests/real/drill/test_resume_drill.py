@@ -53,7 +53,7 @@ def drilled(floor, tmp_path, *command, env=None):
     return code, json.loads(started.out)
 
 
-@pytest.mark.parametrize("planted", some(PLANTED, 3), ids=lambda one: one.script)
+@pytest.mark.parametrize("planted", some(PLANTED, 2), ids=lambda one: one.script)
 def test_a_planted_cause_is_named(floor, tmp_path, planted):
     script = tmp_path / f"{planted.script}.py"
     shutil.copy(HERE / "planted" / script.name, script)

@@ -5,5 +5,5 @@ from hypothesis import settings
 
 from thorough import examples
 
-Checkpoints.TestCase.settings = settings(examples(4000), stateful_step_count=25, print_blob=True)
+Checkpoints.TestCase.settings = settings(examples(2500), stateful_step_count=25, print_blob=True)
 TestCheckpoints = Checkpoints.TestCase

@@ -5,5 +5,5 @@ from membership_machine import Memberships
 
 from thorough import examples
 
-Memberships.TestCase.settings = settings(examples(6000), stateful_step_count=30, print_blob=True)
+Memberships.TestCase.settings = settings(examples(3000), stateful_step_count=30, print_blob=True)
 TestMemberships = Memberships.TestCase

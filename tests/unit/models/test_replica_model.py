@@ -5,5 +5,5 @@ from replica_machine import Replicas
 
 from thorough import examples
 
-Replicas.TestCase.settings = settings(examples(1000), stateful_step_count=25, print_blob=True)
+Replicas.TestCase.settings = settings(examples(300), stateful_step_count=25, print_blob=True)
 TestReplicas = Replicas.TestCase
