@@ -3,7 +3,7 @@
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis.stateful import run_state_machine_as_test
 
-MOST = 500  # sequences; it ends at the first that fails
+MOST = 3000  # sequences; it ends at the first that fails
 
 
 def is_noticed(machine, *, most=MOST, steps=25):
