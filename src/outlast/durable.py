@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import errno
-import fcntl
 import os
 from collections.abc import Collection
 from pathlib import Path
@@ -140,6 +139,8 @@ def _rename_in_turn(part: Path, path: Path) -> bool:
     """
     fd = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
+        import fcntl  # here: what is said on another system than Linux imports this module, too
+
         fcntl.flock(fd, fcntl.LOCK_EX)
         if path.exists():
             return False
