@@ -258,8 +258,11 @@ class Promises:
         number = max([number, *(save.attempt + 1 for saves in whole.values() for save in saves)])
         keeper = _Keeper(job, storage, ledger)
         steps = newest, newest + 1
-        made = [keeper.save(step, number, serial) for serial, step in enumerate(steps)]
-        ledger.close()
+        try:
+            made = [keeper.save(step, number, serial) for serial, step in enumerate(steps)]
+        finally:
+            keeper.close()  # thousands of states are looked at in one process
+            ledger.close()
         past = Past(self._root / "job").look()
         if past.promised != newest + 1:
             raise Broken(f"step {newest + 1} was saved next, and the ledger knows {past.promised}")
@@ -314,6 +317,11 @@ class _Keeper:
         if ended.error or ended.step != step:
             raise Broken(f"step {step} cannot be saved any more: {ended.error}")
         return SaveName(step, attempt, serial, NEXT_NONCE)
+
+    def close(self) -> None:
+        """Give its memory back."""
+        for number in list(self.books.arenas):
+            self.books.drop(number)
 
 
 def _tensor(checkpoint: Checkpoint) -> bytes:
