@@ -60,11 +60,13 @@ EVENTS = [
 ]
 
 
-def graded(records=None, events=None, ended_with=(), price=None, struck=True, **promised):
+def graded(
+    records=None, events=None, ended_with=(), price=None, struck=True, what="SIGKILL", **promised
+):
     return grade(
         "kill-worker",
         Promise(**{"loses": MayLose.COMMIT, **promised}),
-        Struck(what="SIGKILL", t=STRUCK_T, last_step=6, event="worker_lost") if struck else None,
+        Struck(what=what, t=STRUCK_T, last_step=6, event="worker_lost") if struck else None,
         run=ended(killed() if records is None else records, events or EVENTS, ended_with),
         undisturbed=ended(run(STEPS)),
         steps=STEPS,
@@ -148,8 +150,14 @@ def test_data_that_is_lost():
 
 
 def test_checkpoints_that_do_not_verify(verified):
-    verified.append(VerifiedBytes(checkpoints=1, damaged=["step 4 in local: torn"]))
-    assert broken(graded()) == ["step 4 in local: torn"]
+    verified.append(VerifiedBytes(checkpoints=1, damaged=["step-4.a1 in local: torn"]))
+    assert broken(graded()) == ["step-4.a1 in local: torn"]
+
+
+def test_the_checkpoint_that_the_fault_itself_damaged_may_still_lie_there(verified):
+    verified.append(VerifiedBytes(checkpoints=1, damaged=["step-4.a1 in local: torn"]))
+    assert graded(what="one bit is flipped in step-4.a1/rank-00000.json").holds
+    assert not graded(what="one bit is flipped in step-5.a1/rank-00000.json").holds
 
 
 def test_a_refusal_that_was_promised():
