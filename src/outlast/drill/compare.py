@@ -154,16 +154,16 @@ def _shift(record: WorkerRecord, undisturbed: RunHistory | None) -> int | None:
         return 0
     rank = record.begun.rank
     first = undisturbed.found(rank)
-    if first is not None and _agrees(found.state, first.state):
+    if first is not None and agrees(found.state, first.state):
         return 0
     for step in range(undisturbed.last(rank), 0, -1):
         for one in undisturbed.made(rank, step):
-            if _agrees(found.state, one.record.state):
+            if agrees(found.state, one.record.state):
                 return step
     return None
 
 
-def _agrees(found: Mapping[str, str], state: Mapping[str, str]) -> bool:
+def agrees(found: Mapping[str, str], state: Mapping[str, str]) -> bool:
     """Whether what a process found is in a state, as far as it has found something."""
     shared = found.keys() & state.keys()
     return bool(shared) and all(found[name] == state[name] for name in shared)

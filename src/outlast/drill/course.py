@@ -23,7 +23,7 @@ from outlast.config import Settings
 from outlast.drill.compare import RunHistory, first_difference
 from outlast.drill.faults.aim import PlannedFault
 from outlast.drill.faults.catalogue import Bounds
-from outlast.drill.faults.fault import Struck
+from outlast.drill.faults.fault import Struck, is_answered
 from outlast.drill.grade import Grade, RunEnd, grade
 from outlast.drill.rehearsal import Rehearsal
 from outlast.drill.target import Target
@@ -31,7 +31,6 @@ from outlast.drill.workplace import JobScript, empty_place
 from outlast.errors import ConfigError
 
 UNDISTURBED: Final = "undisturbed"
-_STARTED: Final = "job_started"
 STUCK_S: Final = 120.0  # without a step, in a run that nothing disturbs
 RECOVERY_S: Final = 180.0  # for a disturbed one, besides what the undisturbed one took
 TAIL_LINES: Final = 6
@@ -256,7 +255,6 @@ class Drill:
             return is_far or time.monotonic() - moved_s > stuck_s
 
         job.wait(is_done, limit_s=float("inf"))
-        was_stopped = not job.is_over()
         if striker is not None:
             striker.stop()
         codes = [code for machine in job.machines for code in machine.exit_codes]
@@ -267,7 +265,6 @@ class Drill:
             records=job.look(),
             events=job.events(),
             exit_codes=codes,
-            was_stopped=was_stopped,
             seconds=seconds,
             directory=job.directory,
             output=job.place.log,
@@ -346,17 +343,9 @@ class _Striker:
 
     def _is_noticed(self) -> bool:
         """Whether what strikes for good can be undone now: the job has answered it."""
-        struck = self.struck
-        if self._is_healed or struck is None:
+        if self._is_healed or self.struck is None:
             return True
-        if struck.event in ("", _STARTED):
-            is_down = any(machine.agent is None for machine in self._job.machines)
-            return is_down or self._promises_nothing
-        return any(e.event == struck.event and e.t >= struck.t for e in self._job.events())
-
-    @property
-    def _promises_nothing(self) -> bool:
-        return not self._planned.fault.promise.is_started_again
+        return is_answered(self._job, self._planned.fault.promise, self.struck)
 
 
 class _Ending:

@@ -43,7 +43,6 @@ class RunEnd(msgspec.Struct, frozen=True, kw_only=True):
         records: of its workers.
         events: of its ledger.
         exit_codes: of the agents that ended by themselves, in order.
-        was_stopped: whether the drill ended it, because it had come far enough.
         seconds: from its start to its end.
         directory: the job's own.
         output: file with what it said.
@@ -52,7 +51,6 @@ class RunEnd(msgspec.Struct, frozen=True, kw_only=True):
     records: Sequence[WorkerRecord]
     events: Sequence[Event]
     exit_codes: list[int]
-    was_stopped: bool
     seconds: float
     directory: Path
     output: Path

@@ -189,7 +189,6 @@ class Rehearsal:
         self.machines: list[RehearsedMachine] = []
         self._script = script
         self._records = WorkerRecords(self.run)
-        self._seen: list[WorkerRecord] = []
         self._events: list[Event] = []
         self._lock = threading.Lock()
         self._follower = Follower(self.directory)
@@ -229,7 +228,6 @@ class Rehearsal:
 
     def watch(self) -> None:
         """Look once: start what is to be started, and note what has ended for good."""
-        self.look()
         for machine in self.machines:
             code = machine.ended()
             if code is None or machine.is_down:
@@ -248,7 +246,6 @@ class Rehearsal:
         while not is_done():
             self.watch()
             if self._is_over or time.monotonic() > deadline:
-                self.look()
                 return is_done()
             time.sleep(POLL_S)
         return True
@@ -264,15 +261,12 @@ class Rehearsal:
             machine.kill()
             machine.ended()
         self._is_over = True
-        if self.machines:
-            self.look()
 
     # --- what is seen of it ------------------------------------------------------------------
 
     def look(self) -> list[WorkerRecord]:
         """What the workers have recorded until now."""
-        self._seen = self._records.look()
-        return self._seen
+        return self._records.look()
 
     def events(self) -> Sequence[Event]:
         """The ledger's events until now."""
@@ -301,8 +295,9 @@ class Rehearsal:
 
     def all_completed(self) -> int:
         """The newest step that every rank of the newest attempt has completed."""
-        newest = max((one.begun.attempt for one in self.look()), default=0)
-        ranks = [one for one in self._seen if one.begun.attempt == newest or self._lives_on(one)]
+        records = self.look()
+        newest = max((one.begun.attempt for one in records), default=0)
+        ranks = [one for one in records if one.begun.attempt == newest or self._lives_on(one)]
         return min((one.steps[-1].step if one.steps else 0 for one in ranks), default=0)
 
     def step_s(self) -> float:

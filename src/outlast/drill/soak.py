@@ -26,10 +26,10 @@ from typing import Final
 
 import msgspec
 
-from outlast.drill.compare import RunHistory
+from outlast.drill.compare import RunHistory, agrees
 from outlast.drill.course import DrillListener, DrillSetup
 from outlast.drill.faults.catalogue import FAULTS, Bounds, planned
-from outlast.drill.faults.fault import FOR_GOOD, Fault, Missed, Struck
+from outlast.drill.faults.fault import FOR_GOOD, Fault, Missed, Struck, is_answered
 from outlast.drill.grade import Check, audited, verify
 from outlast.drill.record import StateFound, StepRecord, WorkerRecord
 from outlast.drill.rehearsal import Rehearsal
@@ -222,14 +222,9 @@ class Soak:
         limit_s = BACK_S if fault.lasts_s == FOR_GOOD else fault.lasts_s
 
         def is_due() -> bool:
-            self._sample(job, is_calm=False)
             if any(machine.agent is None for machine in job.machines):
                 return True
-            if fault.lasts_s < FOR_GOOD:
-                return False
-            if not struck.event or struck.event == "job_started":
-                return not fault.promise.is_started_again
-            return any(e.event == struck.event and e.t >= struck.t for e in job.events())
+            return fault.lasts_s == FOR_GOOD and is_answered(job, fault.promise, struck)
 
         job.wait(is_due, limit_s)
         fault.heal(job)
@@ -242,7 +237,6 @@ class Soak:
         wanted = self._setup.workers * self._setup.machines
 
         def is_so() -> bool:
-            self._sample(job, is_calm=False)
             for machine in job.machines if self._faults else ():
                 machine.start()
             done = 0
@@ -259,16 +253,16 @@ class Soak:
         ends_s = time.monotonic() + self._rng.uniform(*CALM_S)
 
         def is_over() -> bool:
-            self._sample(job, is_calm=True)
+            self._sample(job)
             return time.monotonic() > ends_s
 
         job.wait(is_over, BACK_S)
         self._calms.append((begins_t, time.time()))
 
-    def _sample(self, job: Rehearsal, *, is_calm: bool) -> None:
-        """Count what the processes hold; in a calm only, where all of them are there."""
+    def _sample(self, job: Rehearsal) -> None:
+        """Count what the processes hold, in a calm, where all of them are there."""
         now = time.monotonic()
-        if not is_calm or now - self._sampled_s < SAMPLE_S:
+        if now - self._sampled_s < SAMPLE_S:
             return
         self._sampled_s = now
         pids = [pid for machine in job.machines for pid in machine.processes()]
@@ -374,8 +368,4 @@ def _was_recorded(found: StateFound, states: Mapping[tuple[int, int], StepRecord
     recorded = [one.state for (_, step), one in states.items() if step == found.step]
     if not recorded:
         return True  # killed behind the step, ahead of its line
-    shared = found.state.keys()
-    return any(
-        all(found.state[name] == state[name] for name in shared & state.keys())
-        for state in recorded
-    )
+    return any(agrees(found.state, state) for state in recorded)

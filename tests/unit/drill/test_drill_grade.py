@@ -31,7 +31,6 @@ def ended(records, events=(), exit_codes=(), directory="/nowhere/run/job"):
         records=records,
         events=events,
         exit_codes=list(exit_codes),
-        was_stopped=True,
         seconds=1.0,
         directory=Path(directory),
         output=Path(directory),

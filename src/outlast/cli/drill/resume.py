@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import signal
 import time
 from pathlib import Path
-from typing import Any
 
 import click
 import msgspec
-from rich.live import Live
 from rich.text import Text
 
 from outlast import config, units
 from outlast.cli.drill import DIRECTORY
+from outlast.cli.drill.screen import RunScreen
 from outlast.drill.proof.exactness import (
     STEPS,
     ProofListener,
@@ -119,28 +117,15 @@ def _tell(console: Paper, words: str, *, holds: bool) -> None:
     console.print(f"  {mark} ", Text(words), sep="")
 
 
-class ResumeScreen(ProofListener):
-    """Draws what happens: a line that moves where there is a terminal, else a line for each run."""
+class ResumeScreen(RunScreen, ProofListener):
+    """Draws what happens in a proof: a line for each run, where none moves."""
 
     def __init__(self, console: Paper) -> None:
-        self._console = console
-        self._live = Live(console=console, transient=True, auto_refresh=False)
+        super().__init__(console)
         self._what = ""
         self._steps = 0
         self._began_s = 0.0
         self._first: tuple[float, int] | None = None
-        self._before: Any = signal.SIG_DFL
-
-    def __enter__(self) -> ResumeScreen:
-        # As Ctrl-C: the runs are ended on the way out.
-        self._before = signal.signal(signal.SIGTERM, signal.default_int_handler)
-        if self._console.is_terminal:
-            self._live.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        signal.signal(signal.SIGTERM, self._before)
-        self._live.stop()
 
     def introduce(self, script: str, steps: int, workers: int) -> None:
         """Say what is about to happen."""

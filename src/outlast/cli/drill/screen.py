@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import signal
-import time
-from typing import Any
+from typing import Any, Self
 
 from rich.live import Live
 from rich.text import Text
@@ -16,18 +15,19 @@ from outlast.drill.grade import Grade
 from outlast.report.text import Paper
 
 
-class DrillScreen(DrillListener):
-    """Draws what happens: a line that moves where there is a terminal, else a line a run."""
+class RunScreen:
+    """A line that moves where there is a terminal; while it is shown, SIGTERM ends what runs.
+
+    Args:
+        console: where.
+    """
 
     def __init__(self, console: Paper) -> None:
         self._console = console
         self._live = Live(console=console, transient=True, auto_refresh=False)
-        self._since_s = time.monotonic()
-        self._run, self._of, self._label = 0, 0, ""
-        self._ended_s: list[float] = []
         self._before: Any = signal.SIG_DFL
 
-    def __enter__(self) -> DrillScreen:
+    def __enter__(self) -> Self:
         # As Ctrl-C: jobs are ended and faults are healed on the way out.
         self._before = signal.signal(signal.SIGTERM, signal.default_int_handler)
         if self._console.is_terminal:
@@ -38,13 +38,22 @@ class DrillScreen(DrillListener):
         signal.signal(signal.SIGTERM, self._before)
         self._live.stop()
 
+
+class DrillScreen(RunScreen, DrillListener):
+    """Draws what happens in a drill, and leaves a line of each run and fault."""
+
+    def __init__(self, console: Paper) -> None:
+        super().__init__(console)
+        self._run = self._of = 0
+        self._ended_s: list[float] = []
+
     def say(self, line: str | Text) -> None:
         """A line that stays."""
         self._live.console.print(line)
 
     def begun(self, label: str, number: int, of: int) -> None:
         """Say which, where nothing moves."""
-        self._run, self._of, self._label = number, of, label
+        self._run, self._of = number, of
 
     def progress(self, label: str, step: int, steps: int) -> None:
         """Move the line."""

@@ -25,6 +25,8 @@ import msgspec
 from outlast.drill.target import JobMachine, Target
 
 FOR_GOOD: Final = float("inf")
+_STARTED: Final = "job_started"  # what an agent that was killed writes once it is there again
+_FORMED: Final = "attempt_formed"
 
 
 class Missed(Exception):
@@ -170,6 +172,20 @@ def struck(target: Target, what: str, event: str = "") -> Struck:
     """What was done just now; {step} in ``what`` stands for the step that is being made."""
     last = target.completed()
     return Struck(what=what.format(step=last + 1), t=time.time(), last_step=last, event=event)
+
+
+def is_answered(target: Target, promise: Promise, done: Struck) -> bool:
+    """Whether the job has acted on what strikes for good, so that it can be healed.
+
+    It has named it in its ledger, or begun another attempt: whoever has the state of a damaged
+    checkpoint in memory never reads the file. What nobody can name is answered where an agent is
+    down, and at once if none is to be started again.
+    """
+    if done.event in ("", _STARTED):
+        is_down = any(place.agent is None for place in target.machines)
+        return is_down or not promise.is_started_again
+    answers = (done.event, _FORMED)
+    return any(e.event in answers and e.t >= done.t for e in target.events())
 
 
 def machine(target: Target, number: int) -> JobMachine:
