@@ -26,7 +26,7 @@ import msgspec
 
 from outlast import units
 from outlast.drill.compare import RunHistory, SamplesSeen, StepDifference, first_difference, samples
-from outlast.drill.faults.fault import MayLose, Promise, Struck
+from outlast.drill.faults.fault import KILLED, MayLose, Promise, Struck
 from outlast.drill.record import WorkerRecord
 from outlast.drill.workplace import SETTINGS
 from outlast.errors import Exit
@@ -184,16 +184,16 @@ def grade(
 
 
 def _held(graded: Grade, promise: Promise, struck: Struck, run: RunEnd, steps: int) -> list[Check]:
-    allowed = {0, *promise.exit_codes}
+    allowed = {0, *promise.exit_codes, *(KILLED if promise.refuses else ())}
     codes = " ".join(map(str, graded.exit_codes)) or "none"
     fits = Check(holds=allowed.issuperset(graded.exit_codes), what=f"exit codes: {codes}")
     if promise.refuses:
-        refused = not fits.holds or not set(graded.exit_codes) & set(promise.exit_codes)
-        return [Check(holds=not refused, what=f"{promise}: {fits.what}")]
+        has_refused = not set(promise.exit_codes).isdisjoint(graded.exit_codes)
+        return [Check(holds=fits.holds and has_refused, what=f"{promise}: {fits.what}")]
     found = [Check(holds=graded.survived, what=f"the job comes to step {steps} by itself"), fits]
     if not run.has_session:
         return found
-    if promise.must_notice:
+    if promise.must_notice and struck.event:
         after_s = graded.found_after_s
         what = "the ledger names it" if after_s is None else f"found after {units.seconds(after_s)}"
         found.append(Check(holds=after_s is not None, what=what))

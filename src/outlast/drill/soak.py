@@ -152,10 +152,9 @@ class Soak:
             num_machines=setup.machines,
             environ=setup.environ,
         ) as job:
-            faults = self._made(job)
-            for fault in _each(faults):
-                fault.prepare(job)
+            faults: dict[str, list[Fault]] = defaultdict(list)
             try:
+                self._make(job, faults)
                 held = self._strike_on(job, faults)
                 job.stop()
                 records, events = job.look(), job.events()
@@ -164,6 +163,7 @@ class Soak:
                 job.stop()
                 for fault in _each(faults):
                     fault.heal(job)
+                for fault in _each(faults):  # what one has made, others may have used
                     fault.release(job)
             return SoakResult(
                 faults=self._faults,
@@ -174,18 +174,22 @@ class Soak:
                 directory=str(setup.root),
             )
 
-    def _made(self, job: Rehearsal) -> Mapping[str, Sequence[Fault]]:
+    def _make(self, job: Rehearsal, made: dict[str, list[Fault]]) -> None:
+        """Make the faults that can be here, and prepare each.
+
+        Raises:
+            ConfigError: none can be done here.
+        """
         setup = self._setup
         bounds = Bounds(setup.workers * setup.machines, setup.machines, 1, 2)
-        made: dict[str, list[Fault]] = defaultdict(list)
         for name in self._names:
             for number in range(MADE_OF):
                 fault = planned(name, self._seed, number, bounds).fault
                 if not fault.why_not(job) and not fault.promise.refuses:
                     made[name].append(fault)
+                    fault.prepare(job)
         if not made:
             raise ConfigError("none of these faults can be done here: outlast drill --list")
-        return made
 
     def _strike_on(self, job: Rehearsal, faults: Mapping[str, Sequence[Fault]]) -> list[Check]:
         self._since_s = time.monotonic()
@@ -224,7 +228,8 @@ class Soak:
         def is_due() -> bool:
             if any(machine.agent is None for machine in job.machines):
                 return True
-            return fault.lasts_s == FOR_GOOD and is_answered(job, fault.promise, struck)
+            waits = fault.lasts_s == FOR_GOOD or fault.promise.must_notice
+            return waits and is_answered(job, fault.promise, struck)
 
         job.wait(is_due, limit_s)
         fault.heal(job)

@@ -6,6 +6,7 @@ from test_fault_processes import COSTLY, ends_well
 from outlast.drill import at
 from outlast.drill.faults.aim import PlannedFault, When
 from outlast.drill.faults.damage import FILES, FileDamage, Harm
+from outlast.errors import Exit
 from thorough import some
 
 CASES = [(harm, files) for harm in ("flip_bit", "truncate", "delete") for files in FILES]
@@ -31,6 +32,7 @@ def test_the_two_newest(make, calm):
     planned = at(step=18).flip_bit(age=1)
     job = make(planned)
     struck = planned.strike(job)
+    planned.finish(job)
     ends_well(job, calm, planned, struck)
     skipped = [one["step"] for one in job.has("resumed", struck.t)[0]["skipped"]]
     assert len(skipped) == 2
@@ -41,7 +43,8 @@ def test_nothing_is_left(make):
     planned = PlannedFault(When(18), FileDamage(Harm.FLIP, every=True))
     job = make(planned)
     struck = planned.strike(job)
-    assert tuple(job.wait()) == planned.fault.promise.exit_codes, job.text
+    planned.finish(job)
+    assert job.wait()[-1] == Exit.REFUSED, job.text
     assert planned.fault.promise.refuses
     assert job.has("verify_failed", struck.t)
     assert str(planned.fault.promise) == "refuses to go on, with exit code 78"

@@ -5,6 +5,7 @@ import os
 import shutil
 import subprocess
 from pathlib import Path
+from types import SimpleNamespace
 
 import psutil
 import pytest
@@ -91,6 +92,25 @@ def test_checkpoints_that_can_only_be_read(make, calm):
     fails(job, planned, struck, errno.EROFS)
     assert not job.checkpoints.is_mount()
     ends_well(job, calm, planned, struck)
+
+
+@needs_mount
+def test_two_faults_of_a_soak_share_one_file_system(tmp_path):
+    job = SimpleNamespace(directory=tmp_path / "job", completed=lambda: 3)
+    faults = [at(step=1).fill_storage().fault for _ in range(2)]
+    for fault in faults:
+        assert fault.why_not(job) == ""
+        fault.prepare(job)
+    (job.directory / "kept").write_text("kept")
+    faults[1].inject(job)
+    with pytest.raises(OSError, match="No space left"):
+        (job.directory / "large").write_bytes(bytes(1 << 20))
+    for fault in faults:
+        fault.heal(job)
+    for fault in faults:
+        fault.release(job)
+    assert not job.directory.is_mount()
+    assert (job.directory / "kept").read_text() == "kept"
 
 
 def test_a_directory_in_use_is_not_mounted_over(make, tmp_path):

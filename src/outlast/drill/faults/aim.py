@@ -219,7 +219,7 @@ class Aim:
 
     def nan(self) -> PlannedFault:
         """A NaN in the worker's batch."""
-        return self._ranked(ordered.nan(self._worker()))
+        return self._ranked(ordered.NanInBatch(self._worker()))
 
     def hold_gil(self, seconds: float) -> PlannedFault:
         """The interpreter's lock is held."""

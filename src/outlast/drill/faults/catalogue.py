@@ -87,6 +87,7 @@ def _between(rng: Draw, low: float, high: float) -> float:
     return round(rng.uniform(low, high), 3)
 
 
+# What the job has to name is healed once it has: there must be time for a save to fail.
 _ENTRIES: Final = (
     CatalogueEntry("kill-worker", lambda rng, job: _on_rank(rng, job).kill()),
     CatalogueEntry("kill-workers", _in_save),
@@ -122,14 +123,14 @@ _ENTRIES: Final = (
         ),
     ),
     CatalogueEntry(
-        "break-storage", lambda rng, job: _moment(rng, job).break_storage(_between(rng, 2, 6))
+        "break-storage", lambda rng, job: _moment(rng, job).break_storage(_between(rng, 30, 90))
     ),
     CatalogueEntry(
         "fill-storage", lambda rng, job: _moment(rng, job).fill_storage(_between(rng, 2, 6))
     ),
     CatalogueEntry(
         "read-only-storage",
-        lambda rng, job: _moment(rng, job).read_only_storage(_between(rng, 2, 6)),
+        lambda rng, job: _moment(rng, job).read_only_storage(_between(rng, 30, 90)),
     ),
     CatalogueEntry(
         "flip-bit", lambda rng, job: _moment(rng, job).flip_bit(_files(rng), rng.random())

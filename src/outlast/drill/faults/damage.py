@@ -1,7 +1,8 @@
 """Files of a checkpoint are damaged: a bit is flipped, an end is cut off, a file is deleted.
 
 What lies on a disk for weeks rots in ways that no system call reports. The job is made to read what
-was damaged: its workers and keepers are killed with it, so that no snapshot is left in memory.
+was damaged: all of its machines are killed with it, and started again. (A snapshot lives as long as
+a worker, a keeper or an agent holds its memory.)
 
 Guarantees: the job stands still while its files are damaged, so what is damaged is the newest
 checkpoint (or as old a one as was asked for), and no writer of the job is between. At least one
@@ -19,8 +20,8 @@ from typing import Final
 
 from outlast.checkpoint.catalog import find_saves
 from outlast.checkpoint.manifest import MANIFEST, SaveName
-from outlast.drill.faults.fault import MayLose, Missed, Plain, Promise, Struck, struck
-from outlast.drill.faults.processes import signal_all
+from outlast.drill.faults.fault import KILLED, MayLose, Missed, Plain, Promise, Struck, struck
+from outlast.drill.faults.processes import BACK_S, signal_all, start_again
 from outlast.drill.faults.storage import first_place
 from outlast.drill.target import Target
 from outlast.errors import Exit
@@ -72,8 +73,12 @@ class FileDamage(Plain):
         self.tiers = tiers
         self.name, words = HARMS[harm]
         self.what = f"{words} a file of the newest checkpoint, which the job then has to read"
-        refused = Promise(exit_codes=(int(Exit.REFUSED),), refuses=True)
-        self.promise = refused if every else Promise(loses=MayLose.OLDER)
+        self.promise = (
+            Promise(exit_codes=(int(Exit.REFUSED),), refuses=True)
+            if every
+            else Promise(exit_codes=KILLED, loses=MayLose.OLDER)
+        )
+        self.lasts_s = BACK_S
 
     def why_not(self, target: Target) -> str:
         """Tiers must be directories."""
@@ -84,27 +89,27 @@ class FileDamage(Plain):
         return ""
 
     def inject(self, target: Target) -> Struck:
-        """Stop the job, damage, and kill workers and keepers; agents go on."""
-        workers = list(target.workers().values())
-        if not workers:
+        """Stop the job, damage, and kill all that is left of it."""
+        if not target.workers():
             raise Missed("there are no workers now")
-        keepers = [place.keeper for place in target.machines]
-        agents = [place.agent for place in target.machines]
-        doomed = [*workers, *(pid for pid in keepers if pid is not None)]
-        spared = [pid for pid in agents if pid is not None]
-        signal_all([*spared, *doomed], signal.SIGSTOP)
+        pids = [pid for place in target.machines for pid in place.processes()]
+        signal_all(pids, signal.SIGSTOP)
         try:
             harmed = [path for place in self._places(target) for path in self._harm(place)]
-            words = f"{HARMS[self.harm][1]} {_short(harmed)}; workers and keepers are killed"
+            words = f"{HARMS[self.harm][1]} {_short(harmed)}; all processes are killed"
             # A checkpoint without its manifest is none: nothing is found to be damaged.
             is_found = not (self.harm is Harm.DELETE and all(p.name == MANIFEST for p in harmed))
             done = struck(target, words, "verify_failed" if is_found else "resumed")
         except Missed:
-            signal_all([*doomed, *spared], signal.SIGCONT)
+            signal_all(pids, signal.SIGCONT)
             raise
-        signal_all(doomed, signal.SIGKILL)
-        signal_all(spared, signal.SIGCONT)
+        for place in target.machines:
+            place.kill()
         return done
+
+    def heal(self, target: Target) -> None:
+        """Start what was killed again."""
+        start_again(target)
 
     def _places(self, target: Target) -> list[Path]:
         return [target.tiers[name] for name in self.tiers] or [first_place(target)]

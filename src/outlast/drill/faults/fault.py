@@ -17,6 +17,7 @@ control group, a firewall) is gone after ``heal`` and ``release``.
 from __future__ import annotations
 
 import enum
+import signal
 import time
 from typing import Final, Protocol
 
@@ -27,6 +28,7 @@ from outlast.drill.target import JobMachine, Target
 FOR_GOOD: Final = float("inf")
 _STARTED: Final = "job_started"  # what an agent that was killed writes once it is there again
 _FORMED: Final = "attempt_formed"
+KILLED: Final = (-signal.SIGKILL, 128 + signal.SIGKILL)  # exit codes of an agent that was killed
 
 
 class Missed(Exception):
@@ -96,8 +98,9 @@ class Struck(msgspec.Struct, kw_only=True):
         what: in words.
         t: wall-clock time of the strike.
         last_step: the last step that was complete then.
-        event: the ledger's event by which the job shows that it noticed; "" where there is none.
-            It must be there if the promise says so (``must_notice``).
+        event: the ledger's event by which the job shows that it noticed; "" where there is none,
+            or this job has no way to notice. It must be there if the promise says so
+            (``must_notice``).
     """
 
     what: str

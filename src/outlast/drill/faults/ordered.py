@@ -78,7 +78,11 @@ class Ordered(Plain):
             time.sleep(POLL_S)
         self._ends = self.lasts_s != FOR_GOOD
         words = self._done.replace("{rank}", str(self.rank)).replace("{value}", f"{self.value:g}")
-        return struck(target, words, self._event)
+        return struck(target, words, self._noticed_by(target))
+
+    def _noticed_by(self, target: Target) -> str:
+        """The event by which the job shows that it has noticed."""
+        return self._event
 
     def heal(self, target: Target) -> None:
         """Order the end of what goes on."""
@@ -87,20 +91,31 @@ class Ordered(Plain):
         self._ends = False
 
 
-def nan(rank: int) -> Ordered:
-    """A NaN in a batch."""
-    return Ordered(
-        *("nan", "nan", rank),
-        what="a NaN in a batch of one rank (with token ids: in what the model makes of them)",
-        done="a NaN in rank {rank}'s batch of step {step}",
-        event="anomaly",
-        promise=Promise(
-            loses=MayLose.OLDER,
-            exact=False,
-            exit_codes=(0, 76),
-            note="seen if the script logs its loss; undone with health.anomaly = rollback",
-        ),
-    )
+class NanInBatch(Ordered):
+    """A NaN in a batch.
+
+    Args:
+        rank: of whose batch.
+    """
+
+    def __init__(self, rank: int) -> None:
+        super().__init__(
+            *("nan", "nan", rank),
+            what="a NaN in a batch of one rank (with token ids: in what the model makes of them)",
+            done="a NaN in rank {rank}'s batch of step {step}",
+            event="anomaly",
+            promise=Promise(
+                loses=MayLose.OLDER,
+                exact=False,
+                exit_codes=(0, 76),
+                note="seen if the script logs its loss; undone with health.anomaly = rollback",
+            ),
+        )
+
+    def _noticed_by(self, target: Target) -> str:
+        """Nobody sees a loss that is not logged."""
+        is_logged = any(e.event == "step" and e.get("scalars") for e in target.events())
+        return self._event if is_logged else ""
 
 
 def hold_gil(rank: int, seconds: float) -> Ordered:

@@ -20,6 +20,7 @@ from typing import Final
 
 from outlast.drill.faults.fault import (
     FOR_GOOD,
+    KILLED,
     MayLose,
     Missed,
     Plain,
@@ -62,15 +63,14 @@ NOTICED_BY = {
     Victim.LEADER: "job_started",
 }
 BACK_S: Final = 2.0  # what a scheduler with a spare takes, at its best
-_KILLED = (-signal.SIGKILL, 128 + signal.SIGKILL)
 KILLED_PROMISES = {
     Victim.WORKER: Promise(loses=MayLose.SNAPSHOT),
     Victim.WORKERS: Promise(loses=MayLose.SNAPSHOT),
     Victim.KEEPER: Promise(restarts=0, note="no step waits for it"),
-    Victim.AGENT: Promise(loses=MayLose.SNAPSHOT, exit_codes=_KILLED),
+    Victim.AGENT: Promise(loses=MayLose.SNAPSHOT, exit_codes=KILLED),
     # A machine that dies takes its memory with it; its peers' replicas may do better than that.
-    Victim.MACHINE: Promise(loses=MayLose.COMMIT, exit_codes=_KILLED),
-    Victim.LEADER: Promise(loses=MayLose.COMMIT, exit_codes=_KILLED),
+    Victim.MACHINE: Promise(loses=MayLose.COMMIT, exit_codes=KILLED),
+    Victim.LEADER: Promise(loses=MayLose.COMMIT, exit_codes=KILLED),
 }
 
 
@@ -147,10 +147,8 @@ class Kill(_OfProcesses):
 
     def heal(self, target: Target) -> None:
         """Start a machine, or an agent, again, as a scheduler does."""
-        if self.promise.is_started_again and not target.is_over():
-            for place in target.machines:
-                if place.agent is None:
-                    place.start()
+        if self.promise.is_started_again:
+            start_again(target)
 
     def _noticed_by(self, target: Target) -> str:
         lost = self.victim in (Victim.AGENT, Victim.MACHINE, Victim.LEADER)
@@ -194,6 +192,15 @@ class Stop(_OfProcesses):
         """Send SIGCONT to those that are still there."""
         stopped, self._stopped = self._stopped, []
         signal_all([pid for pid, start in stopped if start == started(pid) != ""], signal.SIGCONT)
+
+
+def start_again(target: Target) -> None:
+    """Start each machine without an agent, as a scheduler does, unless the job is over."""
+    if target.is_over():
+        return
+    for place in target.machines:
+        if place.agent is None:
+            place.start()
 
 
 def signal_all(pids: Iterable[int], number: int) -> None:

@@ -33,6 +33,7 @@ from outlast.drill.target import Target
 WRITES: Final = "pwrite64,ftruncate,fsync,mkdir,link,rename"
 REFUSED: Final = "pwrite64,ftruncate,fsync,mkdir,link"
 ATTACH_S: Final = 20.0
+_MOUNTED_AS: Final = "outlast-drill"
 POLL_S: Final = 0.005
 _UNHURT: Final = Promise(restarts=0, note="saves that fail are told, and made good afterwards")
 _SCOPE: Final = Path("/proc/sys/kernel/yama/ptrace_scope")
@@ -182,21 +183,23 @@ class FullStorage(Plain):
 
     def __init__(self, for_s: float = 5.0) -> None:
         self.lasts_s = for_s
-        self._is_mounted = False
+        self._is_mine = self._is_full = False
 
     def why_not(self, target: Target) -> str:
         """A file system has to be mounted, over nothing."""
-        if self._is_mounted:
+        if _has_its_own(target.directory):
             return ""
         if target.directory.exists() and any(target.directory.iterdir()):
             return f"{target.directory} is not empty: no file system can be mounted there"
         return cannot_mount()
 
     def prepare(self, target: Target) -> None:
-        """Mount a file system in memory over the job's directory."""
+        """Mount a file system in memory over the job's directory, if no other fault has."""
+        if _has_its_own(target.directory):
+            return
         target.directory.mkdir(parents=True, exist_ok=True)
-        mount("-t", "tmpfs", "-o", "mode=0755", "outlast-drill", str(target.directory))
-        self._is_mounted = True
+        mount("-t", "tmpfs", "-o", "mode=0755", _MOUNTED_AS, str(target.directory))
+        self._is_mine = True
 
     def inject(self, target: Target) -> Struck:
         """Leave no room beyond what is used."""
@@ -207,6 +210,7 @@ class FullStorage(Plain):
                 mount("-o", f"remount,size={max(used, place.f_frsize)}", str(target.directory))
             except CannotMount:  # it has grown meanwhile
                 continue
+            self._is_full = True
             return struck(
                 target, "the job's file system is full, from step {step} on", "storage_error"
             )
@@ -214,17 +218,18 @@ class FullStorage(Plain):
 
     def heal(self, target: Target) -> None:
         """Give it back its room: half of the machine's memory, tmpfs' own default."""
-        if self._is_mounted:
+        if self._is_full:
+            self._is_full = False
             mount("-o", "remount,size=50%", str(target.directory))
 
     def release(self, target: Target) -> None:
-        """Unmount it; what was in it stays, on the file system below."""
-        if not self._is_mounted:
+        """Unmount it, if this fault mounted it; what was in it stays, on the file system below."""
+        if not self._is_mine:
             return
         kept = target.directory.with_name(f"{target.directory.name}.kept")
         shutil.copytree(target.directory, kept, symlinks=True)
         unmount(target.directory)
-        self._is_mounted = False
+        self._is_mine = False
         target.directory.rmdir()
         kept.rename(target.directory)
 
@@ -276,6 +281,12 @@ class CannotMount(RuntimeError):
     """Nothing can be mounted; the message is what the tool said."""
 
 
+def _has_its_own(directory: Path) -> bool:
+    """Whether a fault has mounted a file system over a directory."""
+    mounts = (line.split() for line in Path("/proc/self/mountinfo").read_text().splitlines())
+    return any(one[4] == str(directory) and _MOUNTED_AS in one for one in mounts)
+
+
 def first_place(target: Target) -> Path:
     """The directory of the fastest tier that is one: where checkpoints are committed."""
     return next(iter(target.tiers.values()), target.directory / "checkpoints")
@@ -290,7 +301,7 @@ def cannot_mount() -> str:
         return "file systems are mounted as root"
     with tempfile.TemporaryDirectory() as place:
         try:
-            mount("-t", "tmpfs", "outlast-drill", place)
+            mount("-t", "tmpfs", _MOUNTED_AS, place)
         except CannotMount as error:
             return f"nothing can be mounted here: {error}"
         unmount(Path(place))
