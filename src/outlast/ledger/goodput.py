@@ -56,8 +56,10 @@ Rejected: trusting each sample's ``seconds`` (lost lines would leave holes).
 
 from __future__ import annotations
 
-import itertools
+import bisect
+import copy
 import math
+import operator
 from collections.abc import Callable, Iterable
 from typing import Final, Literal, NamedTuple, get_args
 
@@ -182,11 +184,40 @@ def split(events: Iterable[Event], now: float | None = None) -> Split:
         events: the ledger, in any order.
         now: as of :func:`goodput`.
     """
+    return splits_at(events, [], now)[-1]
+
+
+def splits_at(
+    events: Iterable[Event], moments_t: Iterable[float], now: float | None = None
+) -> list[Split]:
+    """The splits as of each of these moments, in their order, and last that of everything.
+
+    Args:
+        events: the ledger, in any order.
+        moments_t: wall-clock times; what comes after one is not looked at.
+        now: as of :func:`goodput`.
+    """
     ordered = in_order(events)
-    if not ordered:
-        return Split(workers=Goodput(), machines=Goodput(), by_attempt={}, by_machine={})
+    moments = sorted(moments_t)
+    line, found, begin = _line_of(ordered), [], 0
+    for moment_t in moments:
+        end = bisect.bisect_right(ordered, moment_t, key=_time_of)
+        _see(line, ordered[begin:end])
+        # Another line is closed there: this one goes on.
+        found.append(_closed(line.copied(), ordered[:1] if end else [], moment_t))
+        begin = end
+    _see(line, ordered[begin:] if begin else ordered)
+    last_t = ordered[-1].t if ordered else 0.0
+    return [*found, _closed(line, ordered, last_t if now is None else max(last_t, now))]
+
+
+def _line_of(ordered: list[Event]) -> _OpenTimeline:
     formed = [event for event in ordered if event.event == "attempt_formed"]
-    line = _OpenTimeline(ordered[0].t - _age_s(ordered[0]), _first_size(formed))
+    start_t = ordered[0].t - _age_s(ordered[0]) if ordered else 0.0
+    return _OpenTimeline(start_t, _first_size(formed))
+
+
+def _see(line: _OpenTimeline, ordered: list[Event]) -> None:
     acts, commits = _ACTS, line.commits
     for event in ordered:
         act = acts.get(event.event)
@@ -194,11 +225,13 @@ def split(events: Iterable[Event], now: float | None = None) -> Split:
             act(line, event)
         elif event.event == "commit":
             commits.add((event.attempt, whole(event)))
+
+
+def _closed(line: _OpenTimeline, ordered: list[Event], end_t: float) -> Split:
+    if not ordered:
+        return Split(workers=Goodput(), machines=Goodput(), by_attempt={}, by_machine={})
     # What comes after the end is no time of the job: a repair months later, a worker's late word.
-    end_t = line.at_t if line.finished else ordered[-1].t
-    if now is not None and not line.finished:
-        end_t = max(end_t, now)
-    return line.close(end_t)
+    return line.close(line.at_t if line.finished else end_t)
 
 
 class _Size(NamedTuple):
@@ -247,36 +280,48 @@ def _age_s(event: Event) -> float:
     return age_s if age_s is not None and 0 <= age_s <= _LARGEST_AGE_S else 0.0
 
 
-def in_order(events: Iterable[Event]) -> list[Event]:
+class Ordered(list[Event]):
+    """Events as :func:`in_order` gives them; to order them again costs nothing."""
+
+
+def in_order(events: Iterable[Event]) -> Ordered:
     """The events by time, each once; events at the same time in one fixed order.
 
     What has no usable time is left out.
     """
+    if isinstance(events, Ordered):
+        return events
     usable = [e for e in events if abs(e.t) <= _LARGEST_T and abs(e.mono) <= _LARGEST_T]
-    usable.sort(key=lambda event: event.t)
-    ordered: list[Event] = []
-    for _, group in itertools.groupby(usable, key=lambda event: event.t):
-        ties = list(group)
-        if len(ties) > 1:
-            # Several lines within one tick: nothing may depend on which of them comes first.
-            once = {(event.mono, repr(event)): event for event in ties}
-            ties = [once[key] for key in sorted(once)]
-        ordered += ties
+    usable.sort(key=_time_of)
+    ordered = Ordered()
+    begin = 0
+    for index in range(1, len(usable) + 1):
+        if index < len(usable) and usable[index].t == usable[begin].t:
+            continue
+        if index - begin == 1:
+            ordered.append(usable[begin])
+        else:  # several lines within one tick: nothing may depend on which of them comes first
+            once = {(event.mono, repr(event)): event for event in usable[begin:index]}
+            ordered += [once[key] for key in sorted(once)]
+        begin = index
     return ordered
+
+
+_time_of: Final = operator.attrgetter("t")
 
 
 def number(event: Event, name: str) -> float | None:
     """The finite number in a field, or None for everything else."""
-    value = event.get(name)
-    if isinstance(value, bool) or not isinstance(value, int | float):
+    value = event.fields.get(name)
+    if type(value) is not float and (isinstance(value, bool) or not isinstance(value, int | float)):
         return None
-    return float(value) if abs(value) <= _LARGEST_T else None
+    return float(value) if -_LARGEST_T <= value <= _LARGEST_T else None
 
 
 def whole(event: Event, name: str = "step") -> int | None:
     """The whole number from 0 in a field, or None for everything else."""
-    value = event.get(name)
-    if isinstance(value, bool) or not isinstance(value, int):
+    value = event.fields.get(name)
+    if type(value) is not int:  # nor a bool
         return None
     return value if 0 <= value < _LARGEST_COUNT else None
 
@@ -309,6 +354,13 @@ class _OpenTimeline:
         self.steps_replayed = 0
         self.attempts = 0
         self.commits: set[tuple[int, int | None]] = set()
+
+    def copied(self) -> _OpenTimeline:
+        """One that may be closed while this one goes on."""
+        other = copy.copy(self)
+        other.seconds = {key: dict(own) for key, own in self.seconds.items()}
+        other.own = next(other.seconds[key] for key, own in self.seconds.items() if own is self.own)
+        return other
 
     def close(self, end_t: float) -> Split:
         """Give away what is left, up to ``end_t``."""
@@ -473,8 +525,13 @@ class _OpenTimeline:
         if event.rank != 0 or step is None or not self._lives(event):
             return
         if self.training and not self._draining:
-            spent = (number(event, name) or 0.0 for name in ("stalled_s", "script_s", "data_s"))
-            self._train(event.t, step, *spent)
+            self._train(
+                event.t,
+                step,
+                number(event, "stalled_s") or 0.0,
+                number(event, "script_s") or 0.0,
+                number(event, "data_s") or 0.0,
+            )
             return
         if self.training:
             self._give(event.t, "stalled")

@@ -32,7 +32,7 @@ import msgspec
 
 from outlast.errors import Exit
 from outlast.ledger.events import Event
-from outlast.ledger.goodput import Goodput, Part, goodput, in_order, split, whole
+from outlast.ledger.goodput import Goodput, Part, in_order, split, splits_at, whole
 from outlast.ledger.incidents import (
     Incident,
     Lived,
@@ -542,8 +542,7 @@ def _storm(ordered: list[Event], life: Lived, forecast: Forecast, first: int, la
     failures = life.failures[first : last + 1]
     begin_t, ended = failures[0].began_t, failures[-1]
     end_t = ended.detected_t if ended.back_t is None else ended.back_t
-    before = _until(ordered, begin_t)
-    after = _until(ordered, end_t)
+    before, after, _ = (one.workers for one in splits_at(ordered, [begin_t, end_t]))
     start_t = ordered[0].t
     length_s = ordered[-1].t - start_t - life.away_s(start_t, math.inf)
     moments_s = moments(life, start_t, length_s)
@@ -561,10 +560,6 @@ def _storm(ordered: list[Event], life: Lived, forecast: Forecast, first: int, la
         best=best,
         auto=auto,
     )
-
-
-def _until(ordered: list[Event], t: float) -> Goodput:
-    return goodput([event for event in ordered if event.t <= t], t)
 
 
 def _seconds(found: Goodput, part: str) -> float:

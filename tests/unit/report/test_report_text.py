@@ -128,7 +128,10 @@ def test_the_summary():
         "  commits   1 commit (newest: step 600)",
         "  goodput   50.0 % of 4 h 00 min of worker time, in 1 h 00 min",
         "  incidents 1 incident, 600 steps lost",
-        "  cost      1.40, of which 0.70 lost; 0.60 less than on demand (0.7 per machine and hour, spot)",
+        (
+            "  cost      1.40, of which 0.70 lost; 0.60 less than on demand "
+            "(0.7 per machine and hour, spot)"
+        ),
     ]
     assert "on demand" in plain(summary(killed(), price_on_demand=1.0))[-1]
     assert len(summary(killed())) == 6

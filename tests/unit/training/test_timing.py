@@ -8,7 +8,7 @@ import torch
 from outlast.attempt.beat import BEATS_VARIABLE, UNDER_WAY_S, Beat, BeatReader, Phase
 from outlast.reduce.losses import listeners, waiting
 from outlast.training import timing
-from outlast.training.timing import Meter, kind_of
+from outlast.training.timing import Meter, Samples, kind_of
 
 
 @pytest.fixture
