@@ -32,7 +32,7 @@ from outlast.attempt.link import connect, open_store
 from outlast.health.watched import LEAST, Times, Timings, interval_s
 from outlast.launch import symptoms as judged
 from outlast.policy.stragglers import StepReports, Stragglers
-from outlast.training.timing import Meter
+from outlast.training.timing import Meter, Samples
 
 HOST_S = 1.5e-3  # of a step, about: forward, backward and sums
 
@@ -83,7 +83,7 @@ def worker(options: argparse.Namespace) -> None:
     model = torch.nn.Sequential(*[torch.nn.Linear(64, 64) for _ in range(4)])
     trained = torch.nn.parallel.DistributedDataParallel(model)
     batch = torch.randn(32, 64)
-    meter = Meter(Beat(), alone=False, is_saving=lambda: False)
+    meter = Meter(Beat(), Samples(None, 1), alone=False, is_saving=lambda: False)
     number = 0
 
     def step(on: bool) -> tuple[float, float]:

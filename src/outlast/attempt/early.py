@@ -3,6 +3,10 @@
 **Process groups are watched from the first one on** (``watch_groups``), where workers may live
 through the loss of others.
 
+**The first model is heard of** (``watch_models``): by then the script has imported what it needs,
+and what follows until it trains is building. It is one call of ``torch.nn.Module.__init__``, after
+which torch is as it was. A model that an import makes is taken for the script's.
+
 **Connections of torch's stores ask for no names** (``nameless``, ``spare_torch``). For a message
 that next to nobody reads, torch asks for the name of each address that one of its stores connects
 to, and of each that connects to it. That is a question to the name servers: no file of hosts has
@@ -26,6 +30,7 @@ import importlib.util
 import ipaddress
 import os
 import sys
+import time
 from collections.abc import Callable, Iterator, Sequence
 from types import ModuleType
 from typing import Any, Final
@@ -121,6 +126,40 @@ def watch_groups() -> None:
         _trap(sys.modules[_MODULE])
     else:
         when_imported(_MODULE, _trap)
+
+
+_MODULES: Final = "torch.nn.modules.module"
+_made_s: list[float] = []  # when the first model was made, by the monotonic clock
+
+
+def first_model_s() -> float | None:
+    """When the script made its first model, by the monotonic clock; None where nobody saw it."""
+    return _made_s[0] if _made_s else None
+
+
+def watch_models() -> None:
+    """Have the moment noted in which the script makes its first model."""
+    if _MODULES in sys.modules:  # forked from a process that had imported it
+        _note_first(sys.modules[_MODULES])
+    else:
+        when_imported(_MODULES, _note_first)
+
+
+def _note_first(module: ModuleType) -> None:
+    owner = getattr(module, "Module", None)
+    init = getattr(owner, "__init__", None)
+    if owner is None or init is None:
+        return
+
+    @functools.wraps(init)
+    def noted(self: Any, *args: Any, **options: Any) -> None:
+        if not _made_s:
+            _made_s.append(time.monotonic())
+        if owner.__init__ is noted:  # else somebody has put a function of his own around this one
+            owner.__init__ = init
+        init(self, *args, **options)
+
+    owner.__init__ = noted
 
 
 def _trap(module: ModuleType) -> None:

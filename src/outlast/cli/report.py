@@ -16,6 +16,7 @@ from outlast.ledger.job import read_job
 from outlast.report.facts import Facts, facts, to_json
 from outlast.report.text import (
     Paper,
+    breakdown_lines,
     forecast_lines,
     incident_lines,
     slow_line,
@@ -56,6 +57,10 @@ def command(directory: str | None, as_json: bool) -> None:
             job.workers, machines=job.machines, price=job.price, bar_width=width
         ):
             console.print(Text("  ").append(line))
+    if told := breakdown_lines(job):
+        console.print("[bold]attempts, machines and tiers[/]")
+        for line in told:
+            console.print(line)
     if job.forecast is not None:
         console.print("[bold]predicted and measured[/]")
         for line in forecast_lines(job):

@@ -65,7 +65,7 @@ from outlast.launch.warm.starts import Starts
 from outlast.ledger.command import settle, without_secrets
 from outlast.ledger.file import Ledger, QueuedLedger, read_events
 from outlast.ledger.goodput import number
-from outlast.ledger.job import Job, JobLock, enter_plan, read_job, versions
+from outlast.ledger.job import Job, JobLock, enter_plan, process_age_s, read_job, versions
 from outlast.ledger.measured import Measured
 from outlast.ledger.narrator import Narrator, place, say
 from outlast.ledger.past import Past
@@ -143,7 +143,9 @@ def run(
         starts.close()
         ledger.flush()  # so that the narrator finds it
         narrator.stop()
+        closing_s = time.monotonic()
         is_all_there = keeper.close(_time_left_s(desk), hurry=lambda: _time_left_s(desk))
+        copying_s = time.monotonic() - closing_s
         desk.close()  # not before: a signal while copies are made must not hide how the job ended
     term = rendezvous.term if isinstance(rendezvous, OneMachine) else None
     others_go_on = (isinstance(rendezvous, Membership) and rendezvous.others_go_on) or (
@@ -151,7 +153,7 @@ def run(
     )
     idle = 0
     if not others_go_on:
-        verdict, idle = _record_end(ledger, verdict, before, past, desk.notice)
+        verdict, idle = _record_end(ledger, verdict, before, past, desk.notice, copying_s=copying_s)
     ledger.close()
     if term is not None:
         term.close(verdict.exit_code, verdict.reason)
@@ -190,7 +192,13 @@ class _Outset(NamedTuple):
 
 
 def _record_end(
-    ledger: Ledger, verdict: RestartVerdict, before: _Outset, past: Past, notice: Notice | None
+    ledger: Ledger,
+    verdict: RestartVerdict,
+    before: _Outset,
+    past: Past,
+    notice: Notice | None,
+    *,
+    copying_s: float,
 ) -> tuple[RestartVerdict, int]:
     """Write down how the job ended; returns that, and its drains in a row without progress."""
     idle = before.idle_after(past, notice) if verdict.exit_code == Exit.DRAINED else 0
@@ -202,6 +210,7 @@ def _record_end(
         reason=verdict.reason,
         kind=verdict.kind.value if verdict.kind else None,
         idle=idle or None,
+        copying_s=round(copying_s, 6),
     )
     return verdict, idle
 
@@ -239,6 +248,7 @@ def _begin(ledger: Ledger, arguments: list[str], directory: Path, *, joins: bool
         command=shlex.join(["outlast", "run", *without_secrets(arguments)]),
         versions=versions(),
         pid=os.getpid(),
+        age_s=process_age_s(),
         **({"joins": True} if joins else {}),
     )
     enter_plan(ledger, directory, say)

@@ -32,7 +32,7 @@ from pathlib import Path
 from typing import Any, Final, NoReturn
 
 from outlast.attempt import trackers
-from outlast.attempt.early import spare_torch, watch_groups
+from outlast.attempt.early import spare_torch, watch_groups, watch_models
 from outlast.errors import Exit, Leave, OutlastError
 from outlast.health import pulse
 from outlast.health.processes import die_with_agent
@@ -57,6 +57,7 @@ def main() -> NoReturn:
     die_with_agent()
     spare_torch()
     watch_groups()
+    watch_models()
     trackers.export_here()
     pulse.be_ready()
     pulse.start()

@@ -7,17 +7,21 @@ never loses one. Times are seconds, sizes are bytes, and the unit stands last in
 =================  ============================================================================
 event              fields besides the head
 =================  ============================================================================
-job_started        command, versions, pid, joins (true: one machine's start, perhaps of several)
+job_started        command, versions, pid, age_s (how long that process had run; null if unknown),
+                   joins (true: one machine's start, perhaps of several)
 planned            what `outlast plan --save` had found before this start (see ledger/job.py):
                    failures_per_h and its range, productive_fraction, interval_s, costs, price
 preflight          machine, fit, findings [{name, status, seen}] (that ask for something),
                    unfit {machine: why} of the others, seconds
 attempt_formed     world_size, nodes
 resumed            step (0 on a first start), source ("from memory, local"), places, read_s,
-                   skipped [{step, reason}], from_world_size
+                   skipped [{step, reason}], from_world_size, building_s (since the script's first
+                   model, or its session's opening)
 initialised        source (as it was named) of a new job's first state, digest, step, save (null
                    and "" where there are none), objects (that took it), remarks
-step               step, seconds, stalled_s, scalars   (sampled; since the sample before)
+step               step, seconds, stalled_s, data_s (waits for batches), script_s (outside of
+                   loops), scalars   (sampled; since the sample before)
+session_ended      step, stalled_s (since the newest sample); rank 0's session ended well
 snapshot           step, blocked_s, bytes, reason, kind ("full" or "weights"), timings
 commit             step, durable_s, bytes, files, tier, kind, timings {part: seconds}
 save_skipped       step, reason, tier (of one tier only, if it is there)
@@ -64,7 +68,8 @@ held               what (a process that was killed and has not ended, in words),
                    was killed), over (true: it has gone)
 watch_gap          what (watcher, keeper, a symptom), reason, from_t, seconds: nobody watched
 job_finished       exit_code, reason, kind (of the failure that ended it, or null), idle (drains in
-                   a row, this one included, between which nothing was committed; null for none)
+                   a row, this one included, between which nothing was committed; null for none),
+                   copying_s (at its end: the keeper's copies to slower tiers)
 =================  ============================================================================
 
 ``wrong``, ``back`` and ``left`` say in words what the ledger has of a loss that went wrong, of a
@@ -85,6 +90,7 @@ EventName = Literal[
     "resumed",
     "initialised",
     "step",
+    "session_ended",
     "snapshot",
     "commit",
     "save_skipped",

@@ -1,23 +1,33 @@
 """Where each worker-second of a job went, as a pure fold over its ledger.
 
-The time from the first event to the last (or to ``now``) is one line. It is cut at the events
-that say what the workers were doing, and every piece is given wholly to parts, never twice; so
-the parts add up to the whole for any list of events: torn, duplicated, out of order, with clocks
-that step back. Events are taken in the order of their wall-clock times; one event counts once.
-Training is synchronous, so rank 0's samples speak for all workers of its attempt: a second of
-the line is ``world_size`` worker-seconds. Until an attempt has formed, the size of the one before
-it counts (before the very first attempt: its own).
+The time from the start of the job's first process to the last event (or to ``now``) is one line. It
+is cut at the events that say what the workers were doing, and every piece is given wholly to parts,
+never twice; so the parts add up to the whole for any list of events: torn, duplicated, out of
+order, with clocks that step back. Events are taken in the order of their wall-clock times; one
+event counts once. Training is synchronous, so rank 0 speaks for all workers of its attempt: a
+second of the line is ``world_size`` worker-seconds. Until an attempt has formed, the size of the
+one before it counts (before the very first attempt: its own).
 
 ==========  ===================================================================================
 part        what is counted
 ==========  ===================================================================================
-productive  steps that the job had never completed before, from sample to sample of rank 0
+productive  steps that the job had never completed before, from sample to sample of rank 0,
+            without what the next three parts have of it
 replayed    steps done again: not above the highest step completed before (the mark). A piece
             that crosses the mark is split in proportion to its steps. After a rollback, too:
             what it undid was productive when it was done
-stalled     blocked by checkpoints: a sample's ``stalled_s``; in a drain, everything from the
-            sample of the agreed step (without one: from the agreement) until it is drained; where
-            a session left without an agreed step, nothing
+data        steps that waited for their batch: a sample's ``data_s``, for new steps
+stalled     blocked by checkpoints: a sample's ``stalled_s``, the wait for the commit of the end,
+            and the copies to slower tiers behind it; in a drain, everything from the sample of
+            the agreed step (without one: from the agreement) until the job's process has ended
+            (where it does not say so: until it is drained); where a session left without an
+            agreed step, nothing
+script      the script's own code outside of its loops' steps: a sample's ``script_s`` (between
+            the session's beginning and a loop, between loops), and from the end of the session
+            until the workers are gone. All of an attempt that ends well without a session
+starting    of the first attempt: launcher, interpreter, imports; from the start of the process
+            until the script makes its first model (where that is not seen: opens its session)
+building    from there until rank 0 has the state that the job begins with: model, data, optimizer
 detecting   from the last step boundary a lost worker passed (``beat_t``; without it: from the
             last sample) until the loss was noticed. An upper bound: the lost part of the
             interrupted step is in it. What other workers lose afterwards in the same attempt
@@ -25,12 +35,18 @@ detecting   from the last step boundary a lost worker passed (``beat_t``; withou
 restarting  from the noticed loss, or from a later start of the job, until rank 0 has resumed
 waiting     for machines: from drained (or exit code 75) to the next start; and from the last
             sample to the next start where a machine vanished without a word
-other       start-up of the very first attempt; from the last sample to the end of the job, and
-            on to the next start of a job that was not drained; and what is not known yet: from
-            the last sample to ``now`` while an attempt runs
+paused      from an end of another kind to the next start: nobody wanted the job to run
+other       what is not known: from the last sample to ``now`` while an attempt runs; what an
+            attempt did that was lost before any session of the job had begun; and in ledgers of
+            versions that did not write it down, from the last sample to the end
 ==========  ===================================================================================
 
-After ``job_finished`` nothing is counted unless the job is started again.
+``PARTS`` is the one list of them: whoever shows or exports parts goes by it, so that nothing else
+changes when one is added. After ``job_finished`` nothing is counted unless the job is started
+again. ``undecided`` is the open piece at the end, which events to come may still give to another
+part; all that was given before it stays as it is, whatever comes.
+
+Time between two attempts belongs to the older one. A machine has the seconds of its workers.
 
 What can go wrong: clocks of several machines that differ move seconds between parts (never out of
 the sum); a machine whose clock has never been set makes the line absurdly long.
@@ -40,33 +56,52 @@ Rejected: trusting each sample's ``seconds`` (lost lines would leave holes).
 
 from __future__ import annotations
 
-import itertools
+import bisect
+import copy
 import math
+import operator
 from collections.abc import Callable, Iterable
-from typing import Final, Literal, get_args
+from typing import Final, Literal, NamedTuple, get_args
 
 import msgspec
 
 from outlast.errors import Exit
 from outlast.ledger.events import Event
 
-Part = Literal["productive", "replayed", "stalled", "detecting", "restarting", "waiting", "other"]
+Part = Literal[
+    "productive",
+    "replayed",
+    "data",
+    "stalled",
+    "script",
+    "starting",
+    "building",
+    "detecting",
+    "restarting",
+    "waiting",
+    "paused",
+    "other",
+]
 PARTS: Final[tuple[Part, ...]] = get_args(Part)
+# Nobody pays for machines in these.
+NOT_HELD: Final[tuple[Part, ...]] = ("waiting", "paused")
 
 # Beyond these a number in a ledger is garbage: no clock shows it, no machine counts it, and sums
 # of it would no longer be exact.
 _LARGEST_T: Final = 1e12
 _LARGEST_COUNT: Final = 2**53
+_LARGEST_AGE_S: Final = 3600.0  # of a process that starts a job: it may wait for its machines
 
 
 class Goodput(msgspec.Struct, frozen=True, kw_only=True):
-    """Seconds of a job, split into the seven parts that the module's docstring defines.
+    """Seconds of a job, split into the parts that the module's docstring defines.
 
     Attributes:
-        productive, replayed, stalled, detecting, restarting, waiting, other: worker-seconds of
-            each part.
-        total: worker-seconds in all; what the seven add up to.
-        wall_s: wall-clock seconds from the first event to the last, or to ``now``.
+        productive, replayed, data, stalled, script, starting, building, detecting, restarting,
+            waiting, paused, other: worker-seconds of each part.
+        total: worker-seconds in all; what the parts add up to.
+        undecided: worker-seconds at the end that events to come may give to another part.
+        wall_s: wall-clock seconds from the start to the last event, or to ``now``.
         steps_done: the highest step that was completed.
         steps_replayed: steps that were done again.
         attempts: attempts that formed.
@@ -75,12 +110,18 @@ class Goodput(msgspec.Struct, frozen=True, kw_only=True):
 
     productive: float = 0.0
     replayed: float = 0.0
+    data: float = 0.0
     stalled: float = 0.0
+    script: float = 0.0
+    starting: float = 0.0
+    building: float = 0.0
     detecting: float = 0.0
     restarting: float = 0.0
     waiting: float = 0.0
+    paused: float = 0.0
     other: float = 0.0
     total: float = 0.0
+    undecided: float = 0.0
     wall_s: float = 0.0
     steps_done: int = 0
     steps_replayed: int = 0
@@ -88,13 +129,35 @@ class Goodput(msgspec.Struct, frozen=True, kw_only=True):
     commits: int = 0
 
     def parts(self) -> dict[Part, float]:
-        """Part → worker-seconds, always all seven, in the order of ``PARTS``."""
+        """Part → worker-seconds, always all of them, in the order of ``PARTS``."""
         return {part: getattr(self, part) for part in PARTS}
+
+    @property
+    def held(self) -> float:
+        """Without what nobody pays for: the time in which there were machines."""
+        return max(self.total - math.fsum(getattr(self, part) for part in NOT_HELD), 0.0)
 
     @property
     def fraction_productive(self) -> float:
         """The productive part of the whole, 0 to 1; 0 when no time has passed."""
         return self.productive / self.total if self.total else 0.0
+
+
+class Split(msgspec.Struct, frozen=True, kw_only=True):
+    """A job's time, from each side.
+
+    Attributes:
+        workers: in worker-seconds.
+        machines: in machine-seconds, for money.
+        by_attempt: attempt → its parts in worker-seconds; they add up to ``workers``.
+        by_machine: name → its parts in worker-seconds; "" has what no machine is known for. They
+            add up to ``workers``.
+    """
+
+    workers: Goodput
+    machines: Goodput
+    by_attempt: dict[int, dict[Part, float]]
+    by_machine: dict[str, dict[Part, float]]
 
 
 def goodput(
@@ -103,66 +166,164 @@ def goodput(
     *,
     count: Literal["workers", "machines"] = "workers",
 ) -> Goodput:
-    """Split the time of a job into its seven parts.
+    """Split the time of a job into its parts.
 
     Args:
         events: the ledger, in any order.
         now: wall-clock time up to which a job that has not finished is counted.
         count: what a second is multiplied by: the attempt's workers, or (for money) its machines.
     """
+    found = split(events, now)
+    return found.workers if count == "workers" else found.machines
+
+
+def split(events: Iterable[Event], now: float | None = None) -> Split:
+    """Split the time of a job into its parts, from all sides at once.
+
+    Args:
+        events: the ledger, in any order.
+        now: as of :func:`goodput`.
+    """
+    return splits_at(events, [], now)[-1]
+
+
+def splits_at(
+    events: Iterable[Event], moments_t: Iterable[float], now: float | None = None
+) -> list[Split]:
+    """The splits as of each of these moments, in their order, and last that of everything.
+
+    Args:
+        events: the ledger, in any order.
+        moments_t: wall-clock times; what comes after one is not looked at.
+        now: as of :func:`goodput`.
+    """
     ordered = in_order(events)
-    if not ordered:
-        return Goodput()
-    widths = (_width(event, count) for event in ordered if event.event == "attempt_formed")
-    line = _OpenTimeline(ordered[0].t, next((width for width in widths if width), 1), count)
+    moments = sorted(moments_t)
+    line, found, begin = _line_of(ordered), [], 0
+    for moment_t in moments:
+        end = bisect.bisect_right(ordered, moment_t, key=_time_of)
+        _see(line, ordered[begin:end])
+        # Another line is closed there: this one goes on.
+        found.append(_closed(line.copied(), ordered[:1] if end else [], moment_t))
+        begin = end
+    _see(line, ordered[begin:] if begin else ordered)
+    last_t = ordered[-1].t if ordered else 0.0
+    return [*found, _closed(line, ordered, last_t if now is None else max(last_t, now))]
+
+
+def _line_of(ordered: list[Event]) -> _OpenTimeline:
+    formed = [event for event in ordered if event.event == "attempt_formed"]
+    start_t = ordered[0].t - _age_s(ordered[0]) if ordered else 0.0
+    return _OpenTimeline(start_t, _first_size(formed))
+
+
+def _see(line: _OpenTimeline, ordered: list[Event]) -> None:
+    acts, commits = _ACTS, line.commits
     for event in ordered:
-        line.see(event)
+        act = acts.get(event.event)
+        if act is not None:
+            act(line, event)
+        elif event.event == "commit":
+            commits.add((event.attempt, whole(event)))
+
+
+def _closed(line: _OpenTimeline, ordered: list[Event], end_t: float) -> Split:
+    if not ordered:
+        return Split(workers=Goodput(), machines=Goodput(), by_attempt={}, by_machine={})
     # What comes after the end is no time of the job: a repair months later, a worker's late word.
-    end_t = line.at_t if line.finished else ordered[-1].t
-    if now is not None and not line.finished:
-        end_t = max(end_t, now)
-    return line.close(end_t)
+    return line.close(line.at_t if line.finished else end_t)
 
 
-def in_order(events: Iterable[Event]) -> list[Event]:
+class _Size(NamedTuple):
+    """Of an attempt; ``hosts`` has the workers of each machine that is known by name."""
+
+    workers: int
+    machines: int
+    hosts: tuple[tuple[str, int], ...] = ()
+
+
+def _first_size(formed: list[Event]) -> _Size:
+    """Each number from the first attempt that has it."""
+    return _Size(
+        next((size for event in formed if (size := whole(event, "world_size"))), 1),
+        next((size for event in formed if (size := _machines(event))), 1),
+        _hosts(formed[0]) if formed else (),
+    )
+
+
+def _size(event: Event, before: _Size) -> _Size:
+    return _Size(
+        whole(event, "world_size") or before.workers,
+        _machines(event) or before.machines,
+        _hosts(event),
+    )
+
+
+def _machines(event: Event) -> int | None:
+    nodes = event.get("nodes")
+    if isinstance(nodes, list):  # named rather than counted
+        return len(nodes) or None
+    return whole(event, "nodes") or None
+
+
+def _hosts(event: Event) -> tuple[tuple[str, int], ...]:
+    hosts, workers = event.get("hosts"), whole(event, "world_size") or 0
+    if isinstance(hosts, dict):
+        known = [(str(name), num) for name, num in hosts.items() if type(num) is int and num > 0]
+        return tuple(known) if sum(num for _, num in known) == workers else ()
+    return ((event.node, workers),) if workers and _machines(event) == 1 else ()
+
+
+def _age_s(event: Event) -> float:
+    """How long the process of ``job_started`` ran before it could say so."""
+    age_s = number(event, "age_s") if event.event == "job_started" else None
+    return age_s if age_s is not None and 0 <= age_s <= _LARGEST_AGE_S else 0.0
+
+
+class Ordered(list[Event]):
+    """Events as :func:`in_order` gives them; to order them again costs nothing."""
+
+
+def in_order(events: Iterable[Event]) -> Ordered:
     """The events by time, each once; events at the same time in one fixed order.
 
     What has no usable time is left out.
     """
+    if isinstance(events, Ordered):
+        return events
     usable = [e for e in events if abs(e.t) <= _LARGEST_T and abs(e.mono) <= _LARGEST_T]
-    usable.sort(key=lambda event: event.t)
-    ordered: list[Event] = []
-    for _, group in itertools.groupby(usable, key=lambda event: event.t):
-        ties = list(group)
-        if len(ties) > 1:
-            # Several lines within one tick: nothing may depend on which of them comes first.
-            once = {(event.mono, repr(event)): event for event in ties}
-            ties = [once[key] for key in sorted(once)]
-        ordered += ties
+    usable.sort(key=_time_of)
+    ordered = Ordered()
+    begin = 0
+    for index in range(1, len(usable) + 1):
+        if index < len(usable) and usable[index].t == usable[begin].t:
+            continue
+        if index - begin == 1:
+            ordered.append(usable[begin])
+        else:  # several lines within one tick: nothing may depend on which of them comes first
+            once = {(event.mono, repr(event)): event for event in usable[begin:index]}
+            ordered += [once[key] for key in sorted(once)]
+        begin = index
     return ordered
+
+
+_time_of: Final = operator.attrgetter("t")
 
 
 def number(event: Event, name: str) -> float | None:
     """The finite number in a field, or None for everything else."""
-    value = event.get(name)
-    if isinstance(value, bool) or not isinstance(value, int | float):
+    value = event.fields.get(name)
+    if type(value) is not float and (isinstance(value, bool) or not isinstance(value, int | float)):
         return None
-    return float(value) if abs(value) <= _LARGEST_T else None
+    return float(value) if -_LARGEST_T <= value <= _LARGEST_T else None
 
 
 def whole(event: Event, name: str = "step") -> int | None:
     """The whole number from 0 in a field, or None for everything else."""
-    value = event.get(name)
-    if isinstance(value, bool) or not isinstance(value, int):
+    value = event.fields.get(name)
+    if type(value) is not int:  # nor a bool
         return None
     return value if 0 <= value < _LARGEST_COUNT else None
-
-
-def _width(event: Event, count: str) -> int | None:
-    nodes = event.get("nodes")
-    if count == "machines" and isinstance(nodes, list):  # named rather than counted
-        return len(nodes) or None
-    return whole(event, "nodes" if count == "machines" else "world_size") or None
 
 
 class _OpenTimeline:
@@ -172,18 +333,20 @@ class _OpenTimeline:
     away by the event that ends it; otherwise time goes to ``part``.
     """
 
-    def __init__(self, start_t: float, width: int, count: str) -> None:
+    def __init__(self, start_t: float, size: _Size) -> None:
         self.start_t = self.at_t = start_t
-        self.width = width
-        self.count = count
-        self.seconds: dict[Part, float] = dict.fromkeys(PARTS, 0.0)
-        self.total = 0.0
-        self.part: Part = "other"
+        self.size = size
+        # Which attempt, of which size → seconds of the line.
+        self.seconds: dict[tuple[int, _Size], dict[Part, float]] = {}
+        self.own = self._of(0)
+        self.part: Part = "starting"
         self.training = False
         self.attempt = 0  # the attempt that runs or ran last since the job was started
         self.over = False  # that attempt has ended: what it still writes is late
         self.stopped = False  # drained or finished
         self.finished = False
+        self.formed_t = math.inf  # of the attempt that runs
+        self.has_spoken = False  # any session of the job
         self.joined_t = -math.inf  # when a machine came, the first since the last piece
         self.agreed: tuple[float, int] | None = None  # when the drain was agreed, its step
         self.step = 0  # newest step of this attempt
@@ -192,20 +355,43 @@ class _OpenTimeline:
         self.attempts = 0
         self.commits: set[tuple[int, int | None]] = set()
 
-    def see(self, event: Event) -> None:
-        """Take the next event; an unknown one is only time that passes."""
-        if event.event == "commit":
-            self.commits.add((event.attempt, whole(event)))
-        act = _ACTS.get(event.event)
-        if act is not None:
-            act(self, event)
+    def copied(self) -> _OpenTimeline:
+        """One that may be closed while this one goes on."""
+        other = copy.copy(self)
+        other.seconds = {key: dict(own) for key, own in self.seconds.items()}
+        other.own = next(other.seconds[key] for key, own in self.seconds.items() if own is self.own)
+        return other
 
-    def close(self, end_t: float) -> Goodput:
+    def close(self, end_t: float) -> Split:
         """Give away what is left, up to ``end_t``."""
-        self._pass(end_t, "stalled" if self._draining else "other")
+        undecided_s = max(end_t - self.at_t, 0.0)
+        if self.training:
+            self._give(end_t, "stalled" if self._draining else "other")
+        else:
+            self._unspoken(end_t, "other")
+        by_attempt: dict[int, dict[Part, float]] = {}
+        by_machine: dict[str, dict[Part, float]] = {}
+        for (attempt, size), seconds in self.seconds.items():
+            if any(seconds.values()):
+                _add(by_attempt.setdefault(attempt, {}), seconds, size.workers)
+            for host, workers in size.hosts or (("", size.workers),):
+                if any(seconds.values()):
+                    _add(by_machine.setdefault(host, {}), seconds, workers)
+        return Split(
+            workers=self._goodput([size.workers for _, size in self.seconds], undecided_s),
+            machines=self._goodput([size.machines for _, size in self.seconds], undecided_s),
+            by_attempt=dict(sorted(by_attempt.items())),
+            by_machine=dict(sorted(by_machine.items())),
+        )
+
+    def _goodput(self, widths: list[int], undecided_s: float) -> Goodput:
+        kept = list(zip(widths, self.seconds.values(), strict=True))
+        parts = {part: math.fsum(width * own[part] for width, own in kept) for part in PARTS}
+        width = next(width for width, own in kept if own is self.own)
         return Goodput(
-            **self.seconds,
-            total=self.total,
+            **parts,
+            total=math.fsum(parts.values()),
+            undecided=undecided_s * width,
             wall_s=self.at_t - self.start_t,
             steps_done=self.mark,
             steps_replayed=self.steps_replayed,
@@ -213,17 +399,34 @@ class _OpenTimeline:
             commits=len(self.commits),
         )
 
+    def _of(self, attempt: int) -> dict[Part, float]:
+        return self.seconds.setdefault((attempt, self.size), dict.fromkeys(PARTS, 0.0))
+
     def _give(self, until_t: float, part: Part) -> None:
         """The piece up to ``until_t`` wholly to ``part``; a time that has passed is no piece."""
-        worker_seconds = max(0.0, until_t - self.at_t) * self.width
-        self.seconds[part] += worker_seconds
-        self.total += worker_seconds
-        self.at_t = max(self.at_t, until_t)
+        if until_t > self.at_t:
+            self.own[part] += until_t - self.at_t
+            self.at_t = until_t
 
     def _pass(self, until_t: float, if_training: Part) -> None:
         self._give(until_t, if_training if self.training else self.part)
 
-    def _train(self, until_t: float, step: int, stalled_s: float = 0.0) -> None:
+    def _unspoken(self, until_t: float, part: Part) -> None:
+        """What no session speaks of: the attempt's own time, once it has formed, is ``part``'s."""
+        if self.part in ("starting", "restarting") and not (self.has_spoken or self.over):
+            self._give(min(self.formed_t, until_t), self.part)
+            self._give(until_t, part)
+        else:
+            self._give(until_t, self.part)
+
+    def _train(
+        self,
+        until_t: float,
+        step: int,
+        stalled_s: float = 0.0,
+        script_s: float = 0.0,
+        data_s: float = 0.0,
+    ) -> None:
         """The piece up to ``until_t``, in which training went from ``self.step`` to ``step``."""
         steps = step - self.step
         if steps > 0:
@@ -232,13 +435,19 @@ class _OpenTimeline:
             self.steps_replayed += again
         else:  # no step was completed, or training was rolled back within the attempt
             share_again = float(steps < 0 or self.step < self.mark)
-        seconds = max(0.0, until_t - self.at_t)
-        stalled_s = min(max(0.0, stalled_s), seconds)
-        trained_s = seconds - stalled_s
-        self._give(self.at_t + stalled_s, "stalled")
-        self._give(self.at_t + trained_s * share_again, "replayed")
+        self._first("stalled", stalled_s, until_t)
+        self._first("script", script_s, until_t)
+        self._first("data", data_s * (1 - share_again), until_t)
+        if 0 < share_again < 1:  # waits of the new steps are out; those of the others are theirs
+            whole_s = max(until_t - self.at_t, 0.0) + data_s * (1 - share_again)
+            self._first("replayed", whole_s * share_again, until_t)
         self._give(until_t, "productive" if share_again < 1 else "replayed")
         self._reach(step)
+
+    def _first(self, part: Part, seconds: float, until_t: float) -> None:
+        """So much of the piece up to ``until_t``, at most all of it."""
+        if seconds > 0:
+            self._give(min(self.at_t + seconds, until_t), part)
 
     def _reach(self, step: int | None) -> None:
         if step is not None:
@@ -259,13 +468,17 @@ class _OpenTimeline:
         # written. The very first attempt's start-up stays what it is.
         if self.training and self.at_t < self.joined_t:  # there was nobody who trained meanwhile
             self._give(self.joined_t, "waiting")
-        self._pass(event.t, "restarting")
-        if self.training or self.stopped:
+        if self.training or self.attempts or self.part != "starting":
+            self._pass(event.t, "restarting")
+        # Else it is the start-up of the first one, which is cut when it is over.
+        if self.training or self.stopped or self.part == "script":
             self.part = "restarting"
         self.training = self.over = self.stopped = self.finished = False
         self.attempt = event.attempt
         self.attempts += 1
+        self.formed_t = event.t
         self.agreed = None
+        self.own = self._of(event.attempt)
 
     @property
     def _draining(self) -> bool:
@@ -279,33 +492,60 @@ class _OpenTimeline:
             self.joined_t = event.t if self.joined_t <= self.at_t else self.joined_t
             return
         # Where nobody said that the job stops, its machine vanished; it was waited for.
-        self._give(event.t, self.part if self.stopped else "waiting")
-        self.part = "restarting" if self.attempts else "other"
+        self._give(event.t - _age_s(event), self.part if self.stopped else "waiting")
+        self.part = "restarting" if self.attempts else "starting"
+        self._give(event.t, self.part)
         self.training = self.over = self.stopped = self.finished = False
+        self.formed_t = math.inf
         self.attempt = 0
 
     def _attempt_formed(self, event: Event) -> None:
         if event.attempt > self.attempt:
             self._take_over(event)
-            self.width = _width(event, self.count) or self.width
+            self.size = _size(event, self.size)
+            self.own = self._of(event.attempt)
 
     def _resumed(self, event: Event) -> None:
         if event.rank == 0 and self._lives(event) and not self.training:
-            self._pass(event.t, "restarting")
-            self.training = True
+            self._begin(event)
             step = whole(event)
             self._reach(self.mark if step is None else step)
+
+    def _begin(self, event: Event) -> None:
+        """Rank 0 has the state to go on from."""
+        if self.part == "starting":
+            self._give(event.t - max(number(event, "building_s") or 0.0, 0.0), "starting")
+            self._give(event.t, "building")
+        else:
+            self._give(event.t, self.part)
+        self.training = self.has_spoken = True
 
     def _sampled(self, event: Event) -> None:
         step = whole(event)
         if event.rank != 0 or step is None or not self._lives(event):
             return
         if self.training and not self._draining:
-            self._train(event.t, step, number(event, "stalled_s") or 0.0)
+            self._train(
+                event.t,
+                step,
+                number(event, "stalled_s") or 0.0,
+                number(event, "script_s") or 0.0,
+                number(event, "data_s") or 0.0,
+            )
             return
-        self._pass(event.t, "stalled")
-        self.training = True
+        if self.training:
+            self._give(event.t, "stalled")
+        else:  # the line that said so is lost
+            self._begin(event)
         self._reach(step)
+
+    def _session_ended(self, event: Event) -> None:
+        if event.rank == 0 and self.training and self._lives(event) and self.training:
+            stalled_s = event.t - self.at_t if self._draining else number(event, "stalled_s") or 0.0
+            self._first("stalled", stalled_s, event.t)
+            self._give(event.t, "script")
+            self._reach(whole(event))
+            self.training, self.part = False, "script"
 
     def _lost(self, event: Event) -> None:
         # By the time of a restart its number may be the next attempt's, which has not formed.
@@ -317,7 +557,10 @@ class _OpenTimeline:
         if self.training and not self._draining and beat_t is not None:
             # The lost worker may have been a step behind rank 0's sample.
             self._train(min(beat_t, event.t), max(step or 0, self.step))
-        self._pass(event.t, "stalled" if self._draining else "detecting")
+        if self.training:
+            self._give(event.t, "stalled" if self._draining else "detecting")
+        else:
+            self._unspoken(event.t, "other")
         self._reach(step)
         self.training, self.over, self.part = False, True, "restarting"
 
@@ -349,10 +592,25 @@ class _OpenTimeline:
 
     def _job_finished(self, event: Event) -> None:
         drained = event.get("exit_code") == Exit.DRAINED
-        self._pass(event.t, "stalled" if drained or self._draining else "other")
-        self.part = "waiting" if drained else "other"
+        copying_s = number(event, "copying_s")
+        until_t = event.t - max(copying_s or 0.0, 0.0)
+        if drained and self.stopped and copying_s is not None and not self.finished:
+            until_t = self.at_t  # it was there until its copies were
+        if self.training:
+            self._give(until_t, "stalled" if drained or self._draining else "other")
+        elif event.get("exit_code") == Exit.FINISHED:
+            self._unspoken(until_t, "script")
+        else:
+            self._unspoken(until_t, "other")
+        self._give(event.t, self.part if self.finished else "stalled")
+        self.part = "waiting" if drained else "paused"
         self.training = False
         self.over = self.stopped = self.finished = True
+
+
+def _add(into: dict[Part, float], seconds: dict[Part, float], workers: int) -> None:
+    for part in PARTS:
+        into[part] = into.get(part, 0.0) + workers * seconds[part]
 
 
 _ACTS: Final[dict[str, Callable[[_OpenTimeline, Event], None]]] = {
@@ -360,6 +618,7 @@ _ACTS: Final[dict[str, Callable[[_OpenTimeline, Event], None]]] = {
     "attempt_formed": _OpenTimeline._attempt_formed,
     "resumed": _OpenTimeline._resumed,
     "step": _OpenTimeline._sampled,
+    "session_ended": _OpenTimeline._session_ended,
     "worker_lost": _OpenTimeline._lost,
     "node_lost": _OpenTimeline._lost,
     "hang": _OpenTimeline._lost,

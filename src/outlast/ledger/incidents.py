@@ -464,18 +464,35 @@ class Lived(msgspec.Struct, frozen=True, kw_only=True):
         ]
 
 
+_HEARD: Final = frozenset(
+    {"resumed", "worker_lost", "node_lost", "hang", "drained", "job_finished"}
+    | {"attempt_formed", "job_started"}
+)
+
+
 def lived(ordered: Sequence[Event], incidents: Iterable[Incident]) -> Lived:
     """A job's life, from its events in order and the incidents in them."""
     seen, stops, stopped_t = Failures(), [], None
+    sampled_t: float | None = None
     for event in ordered:
         if event.get("joins"):  # another machine of the same attempt
             continue
+        if (
+            event.event == "step" and seen.since_t and seen.scope is None
+        ):  # of samples in a row the last one says how long it ran
+            sampled_t = event.t
+            continue
+        if sampled_t is not None and event.event in _HEARD:
+            seen.see("step", sampled_t)
+            sampled_t = None
         seen.see(event.event, event.t)
         if event.event in ("drained", "job_finished") and stopped_t is None:
             stopped_t = event.t
         elif event.event in ("job_started", "attempt_formed") and stopped_t is not None:
             stops.append((stopped_t, event.t))
             stopped_t = None
+    if sampled_t is not None:
+        seen.see("step", sampled_t)
     failures = [
         one
         for one in incidents

@@ -75,6 +75,17 @@ def versions() -> dict[str, str]:
     }
 
 
+def process_age_s() -> float | None:
+    """Seconds since this process was started, whatever the clock did; None where nobody knows."""
+    try:
+        fields = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
+        since_boot_s = int(fields[19]) / os.sysconf("SC_CLK_TCK")
+        age_s = time.clock_gettime(time.CLOCK_BOOTTIME) - since_boot_s
+    except (OSError, ValueError, IndexError, AttributeError):
+        return None
+    return round(max(age_s, 0.0), 6)
+
+
 def new_job(settings: Settings, id: str = "", created_t: float = 0.0) -> Job:  # noqa: A002
     """A record of a job as it is here and now; without an ``id`` of one that there was not."""
     return Job(

@@ -10,6 +10,9 @@ and no copy touched it. The share is the difference of the two medians. Only the
 looked at; until there are ``LEAST`` of each, nothing is said. Samples are means over a second or
 more, so that copies of less than that stay unmeasured: they cost next to nothing.
 
+``tier_times`` is what copying to each tier took, in all. What a tier's own saves have blocked is
+known where a snapshot was for some tiers only, and is theirs in equal shares.
+
 What can go wrong: batches that happen to be longer while a copy goes on. Over some copies that
 evens out; a share below nothing is nothing, one above ``MOST`` is ``MOST``.
 """
@@ -20,6 +23,8 @@ import collections
 import statistics
 from collections.abc import Iterable
 from typing import Final, NamedTuple
+
+import msgspec
 
 from outlast.ledger.events import Event
 
@@ -112,6 +117,69 @@ def _range(values: Iterable[float]) -> SecondsRange | None:
         return None
     return SecondsRange(ordered[min(int(SLOW * len(ordered)), len(ordered) - 1)], ordered[0])
 
+
+class TierTime(msgspec.Struct, frozen=True, kw_only=True):
+    """What bringing checkpoints to one tier took.
+
+    Attributes:
+        num: checkpoints that came there.
+        bytes: of them.
+        seconds: from each snapshot, or each copy's beginning, until it was there; training goes on.
+        slowest_s: the longest of these.
+        blocked_s: training waited for snapshots that were for it.
+        num_skipped: checkpoints that it did not get.
+        newest_step: that is there.
+    """
+
+    num: int = 0
+    bytes: int = 0
+    seconds: float = 0.0
+    slowest_s: float = 0.0
+    blocked_s: float = 0.0
+    num_skipped: int = 0
+    newest_step: int = 0
+
+
+def tier_times(events: Iterable[Event]) -> dict[str, TierTime]:
+    """Tier → what it took; in the order in which they were first heard of."""
+    found: dict[str, dict[str, float]] = {}
+    for event in events:
+        name = event.event
+        if name in ("commit", "tier_copied"):
+            tier = event.get("tier")
+            seconds = _seconds(event.get("durable_s" if name == "commit" else "seconds"))
+            if not isinstance(tier, str) or not tier or seconds is None:
+                continue
+            one = found.setdefault(tier, dict.fromkeys(TierTime.__struct_fields__, 0))
+            one["num"] += 1
+            one["bytes"] += _count(event.get("bytes"))
+            one["seconds"] += seconds
+            one["slowest_s"] = max(one["slowest_s"], seconds)
+            one["newest_step"] = max(one["newest_step"], _count(event.get("step")))
+        elif name == "snapshot":
+            tiers, blocked_s = event.get("tiers"), _seconds(event.get("blocked_s"))
+            if blocked_s is not None and isinstance(tiers, list):
+                for tier in {tier for tier in tiers if isinstance(tier, str)}:
+                    one = found.setdefault(tier, dict.fromkeys(TierTime.__struct_fields__, 0))
+                    one["blocked_s"] += blocked_s / len(tiers)
+        elif name == "save_skipped" and isinstance(event.get("tier"), str):
+            fresh = dict.fromkeys(TierTime.__struct_fields__, 0)
+            found.setdefault(event["tier"], fresh)["num_skipped"] += 1
+    return {tier: msgspec.convert(one, TierTime) for tier, one in found.items()}
+
+
+def _seconds(value: object) -> float | None:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return None
+    return float(value) if 0 <= value < _LARGEST_S else None
+
+
+def _count(value: object) -> int:
+    return value if type(value) is int and 0 <= value < _LARGEST_COUNT else 0
+
+
+_LARGEST_S: Final = 1e12
+_LARGEST_COUNT: Final = 2**53
 
 NEWEST_SAMPLES: Final = 200
 NEWEST_COPIES: Final = 40

@@ -1,9 +1,9 @@
 """What every report says, computed once from the ledger: state, goodput, money, forecast.
 
-Money is machine-hours at one price: from the first event to the last while machines were held,
-which is all but the waiting. What is not spent on new steps is lost: replays, stalls, detecting,
-restarting, start-up and the end. Machines that are paid for while nothing runs on them are not in
-the ledger and not in the sum.
+Money is machine-hours at one price, while machines were held: all but waiting and pauses. What is
+spent on new steps, their waits for batches, and the script's own code is useful. The rest is lost:
+replays, stalls, detecting, restarting, start-up, what is not known. Machines that are paid for
+while nothing runs on them are not in the ledger and not in the sum.
 
 Predicted is what the plan said that was kept before the job started (``outlast plan --save``, see
 :mod:`outlast.ledger.job`). Without one it is what a plan could have said: by the exact model
@@ -32,7 +32,7 @@ import msgspec
 
 from outlast.errors import Exit
 from outlast.ledger.events import Event
-from outlast.ledger.goodput import Goodput, goodput, in_order, whole
+from outlast.ledger.goodput import Goodput, Part, in_order, split, splits_at, whole
 from outlast.ledger.incidents import (
     Incident,
     Lived,
@@ -43,6 +43,7 @@ from outlast.ledger.incidents import (
     slow_ranks,
 )
 from outlast.ledger.job import Prediction, newest_plan
+from outlast.ledger.measured import TierTime, tier_times
 from outlast.policy import hazard
 from outlast.policy.hazard import Posterior
 from outlast.policy.interval import Costs, exact_wall
@@ -50,6 +51,7 @@ from outlast.policy.interval import Costs, exact_wall
 if TYPE_CHECKING:
     from outlast.planner.many import JobCase
 
+USEFUL: Final[tuple[Part, ...]] = ("productive", "data", "script")
 State = Literal[
     "not started",
     "running",
@@ -92,7 +94,11 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
         waited_s: seconds that each worker has waited for them, an estimate; productive time.
         committed_step: the newest step with a commit, or None.
         last_event_t: wall-clock time of the newest event, or None.
+        by_attempt: attempt → part → worker-seconds.
+        by_machine: machine → part → worker-seconds.
+        by_tier: what bringing checkpoints to each tier took.
         price: per machine and hour, or None.
+        price_on_demand: of one that is not taken back, or None.
         priced_as: "spot" or "on demand".
         forecast: predicted and measured, where it trained and saved.
         tiers: newest word on the interval of each tier that decides for itself.
@@ -119,17 +125,34 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
     forecast: Forecast | None = None
     tiers: dict[str, TierInterval] = {}
     keepers_lost: int = 0
+    by_attempt: dict[int, dict[Part, float]] = {}
+    by_machine: dict[str, dict[Part, float]] = {}
+    by_tier: dict[str, TierTime] = {}
+    price_on_demand: float | None = None
 
     @property
     def cost(self) -> float | None:
         """What the machines cost, or None without a price."""
-        return self.price_of(self.machines.total - self.machines.waiting)
+        return self.price_of(self.machines.held)
 
     @property
     def cost_lost(self) -> float | None:
-        """The part of ``cost`` that did not go into new steps, or None without a price."""
-        held = self.machines.total - self.machines.waiting
-        return self.price_of(held - self.machines.productive)
+        """The part of ``cost`` that was not useful, or None without a price."""
+        useful = math.fsum(getattr(self.machines, part) for part in USEFUL)
+        return self.price_of(self.machines.held - useful)
+
+    @property
+    def cost_useful(self) -> float | None:
+        """The part of ``cost`` that was for the job's own work, or None without a price."""
+        cost, lost = self.cost, self.cost_lost
+        return None if cost is None or lost is None else cost - lost
+
+    @property
+    def cost_saved(self) -> float | None:
+        """What the same machine-hours would have cost more on demand; None without both prices."""
+        if self.price is None or self.price_on_demand is None or self.priced_as != "spot":
+            return None
+        return self.machines.held / 3600 * (self.price_on_demand - self.price)
 
     def price_of(self, machine_seconds: float) -> float | None:
         """The price of some machine-seconds; never negative, and None without a price."""
@@ -153,7 +176,8 @@ def facts(
         price_on_demand: per machine and hour.
     """
     ordered = in_order(events)
-    machines, found = goodput(ordered, now, count="machines"), incidents(ordered)
+    spent, found = split(ordered, now), incidents(ordered)
+    machines = spent.machines
     state, end = _state(ordered)
     exit_code = None if end is None else end.get("exit_code")
     slow = slow_ranks(ordered)
@@ -164,7 +188,11 @@ def facts(
         state=state,
         exit_code=exit_code if isinstance(exit_code, int) else None,
         reason="" if end is None else str(end.get("reason") or ""),
-        workers=goodput(ordered, now),
+        workers=spent.workers,
+        by_attempt=spent.by_attempt,
+        by_machine=spent.by_machine,
+        by_tier=tier_times(ordered),
+        price_on_demand=price_on_demand,
         machines=machines,
         incidents=found,
         forecast=foreseen,
@@ -215,7 +243,12 @@ def to_json(
         "machines_s": {str(part): value for part, value in job.machines.parts().items()},
         "price_per_machine_hour": job.price,
         "cost": job.cost,
+        "cost_useful": job.cost_useful,
         "cost_lost": job.cost_lost,
+        "cost_saved": job.cost_saved,
+        "by_attempt_s": {str(attempt): parts for attempt, parts in job.by_attempt.items()},
+        "by_machine_s": job.by_machine,
+        "by_tier": msgspec.to_builtins(job.by_tier),
         "waited_for_slow_ranks_s": job.waited_s,
         "slow_ranks": msgspec.to_builtins(job.slow_ranks),
         "unfit": job.unfit,
@@ -352,14 +385,15 @@ def forecast(
 ) -> Forecast | None:
     """Compare; None where the job has not trained or has not saved."""
     ordered = in_order(events)
-    held = machines.total - machines.waiting
+    held = machines.held
     blocked_s = _blocked_s(ordered)
     if held <= 0 or not machines.productive or not blocked_s:
         return None
     life = lived(ordered, incidents)
     costs = costs_of(ordered, life)
     share = held / machines.total
-    trained_s = machines.wall_s * share * (machines.productive + machines.replayed) / held
+    trained = machines.productive + machines.replayed + machines.data
+    trained_s = machines.wall_s * share * trained / held
     interval_s = trained_s / len(blocked_s)
     ran_h = life.ran_s / HOUR_S
     planned = newest_plan(ordered)
@@ -508,8 +542,7 @@ def _storm(ordered: list[Event], life: Lived, forecast: Forecast, first: int, la
     failures = life.failures[first : last + 1]
     begin_t, ended = failures[0].began_t, failures[-1]
     end_t = ended.detected_t if ended.back_t is None else ended.back_t
-    before = _until(ordered, begin_t)
-    after = _until(ordered, end_t)
+    before, after, _ = (one.workers for one in splits_at(ordered, [begin_t, end_t]))
     start_t = ordered[0].t
     length_s = ordered[-1].t - start_t - life.away_s(start_t, math.inf)
     moments_s = moments(life, start_t, length_s)
@@ -527,10 +560,6 @@ def _storm(ordered: list[Event], life: Lived, forecast: Forecast, first: int, la
         best=best,
         auto=auto,
     )
-
-
-def _until(ordered: list[Event], t: float) -> Goodput:
-    return goodput([event for event in ordered if event.t <= t], t)
 
 
 def _seconds(found: Goodput, part: str) -> float:

@@ -7,7 +7,8 @@ terminal.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import math
+from collections.abc import Iterable, Mapping
 from typing import Final, NoReturn
 
 from rich.console import Console
@@ -15,21 +16,27 @@ from rich.text import Text
 
 from outlast import units
 from outlast.ledger.events import Event
-from outlast.ledger.goodput import Goodput, Part
+from outlast.ledger.goodput import NOT_HELD, Goodput, Part
 from outlast.ledger.incidents import Incident, Slow
 from outlast.report.facts import Facts, Forecast, State, Storm, facts
 
 _PARTS: Final[dict[Part, tuple[str, str]]] = {
     "productive": ("productive", "green"),
     "replayed": ("replayed", "yellow"),
+    "data": ("waiting for data", "cyan"),
     "stalled": ("stalled by checkpoints", "yellow"),
+    "script": ("script outside steps", "blue"),
+    "starting": ("starting", "blue"),
+    "building": ("building the model", "blue"),
     "detecting": ("detecting", "red"),
     "restarting": ("restarting", "red"),
     "waiting": ("waiting for machines", "magenta"),
-    "other": ("other", "dim"),
+    "paused": ("paused", "dim"),
+    "other": ("not known", "dim"),
 }
 _STATE_STYLES: Final = {"finished": "green", "running": "cyan", "drained": "magenta"}
 _EIGHTHS: Final = " ▏▎▍▌▋▊▉"
+ATTEMPTS_TOLD: Final = 5  # the newest ones
 
 
 def where_time_went(
@@ -39,7 +46,7 @@ def where_time_went(
     price: float | None = None,
     bar_width: int = 20,
 ) -> list[Text]:
-    """One line for each part that took any time, and one for the whole: 8 lines at most.
+    """One line for each part that took any time, and one for the whole.
 
     Args:
         goodput: the job's time in worker-seconds.
@@ -59,13 +66,13 @@ def where_time_went(
         money = None
         if machines is not None and price is not None:
             # Nobody pays for the machines that a job waits for.
-            money = 0.0 if part == "waiting" else machines.parts()[part] / 3600 * price
+            money = 0.0 if part in NOT_HELD else machines.parts()[part] / 3600 * price
         line = _row(percents[part], name, worker_seconds, money)
         if bar_width:
             bar = _bar(worker_seconds / goodput.total, bar_width)
             line.append("  ").append(bar, style=style)
         lines.append(line)
-    held = None if machines is None else machines.total - machines.waiting
+    held = None if machines is None else machines.held
     money = None if held is None or price is None else held / 3600 * price
     lines.append(_row(100.0, "worker time", goodput.total, money))
     return lines
@@ -80,6 +87,40 @@ def _bar(share: float, width: int) -> str:
     """A bar in steps of an eighth of a cell; whatever is not nothing can be seen."""
     eighths = max(1, round(share * width * 8))
     return "█" * (eighths // 8) + _EIGHTHS[eighths % 8].strip()
+
+
+def parts_of(parts: Mapping[Part, float], *, most: int = 4) -> str:
+    """The largest parts of an attempt's or a machine's time, in percent, in words."""
+    total = math.fsum(parts.values())
+    percents = dict(zip(parts, units.percents(list(parts.values())), strict=True))
+    largest = sorted((part for part in parts if parts[part]), key=lambda part: -parts[part])[:most]
+    told = ", ".join(f"{percents[part]:.1f} % {_PARTS[part][0]}" for part in largest)
+    return f"{units.seconds(total)}: {told}"
+
+
+def breakdown_lines(job: Facts) -> list[Text]:
+    """The time of the newest attempts, of each machine where there are several, and of tiers."""
+    lines = []
+    if len(job.by_attempt) > 1:
+        earlier = len(job.by_attempt) - ATTEMPTS_TOLD
+        if earlier > 0:
+            lines.append(_line("attempts", f"{earlier} earlier ones: outlast report --json"))
+        newest = list(job.by_attempt.items())[-ATTEMPTS_TOLD:]
+        lines += [_line(f"attempt {number}", parts_of(parts)) for number, parts in newest]
+    if len(job.by_machine) > 1:
+        lines += [
+            _line("machine", f"{name or 'not known'}, {parts_of(parts)}")
+            for name, parts in job.by_machine.items()
+        ]
+    for tier, one in job.by_tier.items():
+        mean_s = one.seconds / one.num if one.num else 0.0
+        words = (
+            f"{tier}, {units.count(one.num, 'checkpoint')}, {units.size(one.bytes)}, "
+            f"{units.seconds(mean_s)} each, {units.seconds(one.slowest_s)} the slowest"
+        )
+        skipped = f", {one.num_skipped:,} skipped" if one.num_skipped else ""
+        lines.append(_line("tier", f"{words}{skipped}"))
+    return lines
 
 
 def incident_lines(incident: Incident, state: State = "running") -> list[Text]:
@@ -174,6 +215,8 @@ def summary_lines(job: Facts, *, now: float | None = None, num_unread: int = 0) 
     ]
     if job.cost is not None and job.cost_lost is not None:
         words = f"{job.cost:,.2f}, of which {job.cost_lost:,.2f} lost"
+        if job.cost_saved is not None:
+            words += f"; {job.cost_saved:,.2f} less than on demand"
         price = f"{job.price:g} per machine and hour, {job.priced_as}"
         lines.append(_line("cost", f"{words} ({price})"))
     return lines

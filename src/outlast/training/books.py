@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
+import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ import msgspec
 
 from outlast.attempt import trackers
 from outlast.attempt.beat import Descent
+from outlast.attempt.early import first_model_s
 from outlast.attempt.link import (
     ATTEMPT_VARIABLE,
     DATA_KEY,
@@ -36,7 +38,7 @@ from outlast.data.trail import Trail
 from outlast.errors import ConfigError, Exit, StorageError
 from outlast.ledger.command import own_command, settle
 from outlast.ledger.file import PATIENCE_S, QueuedLedger
-from outlast.ledger.job import JobLock, enter_plan, versions
+from outlast.ledger.job import JobLock, enter_plan, process_age_s, versions
 from outlast.ledger.narrator import Narrator, one_line_errors, say
 from outlast.ledger.past import VARIABLE as PAST_VARIABLE
 from outlast.ledger.past import Past
@@ -134,6 +136,7 @@ class AttemptBooks:
     """
 
     def __init__(self, settings: Settings) -> None:
+        self._began_s = time.monotonic()
         self.link: Link = open_link()
         self.settings = settings
         self.under_agent = STORE_VARIABLE in os.environ
@@ -207,7 +210,13 @@ class AttemptBooks:
         self.samples = Samples(self.ledger, self.link.rank)
         if self._keeps:  # what the agent writes where there is one
             name = Path(sys.argv[0]).name
-            self.ledger.append("job_started", command=name, versions=versions(), pid=os.getpid())
+            self.ledger.append(
+                *("job_started",),
+                command=name,
+                versions=versions(),
+                pid=os.getpid(),
+                age_s=process_age_s(),
+            )
             enter_plan(self.ledger, settings.dir, say)
             self.ledger.append("attempt_formed", world_size=self.link.world_size, nodes=1)
             # Where there is an agent, it has its own.
@@ -245,6 +254,13 @@ class AttemptBooks:
         if self._term is not None and self._term.overtaken:
             with one_line_errors():
                 raise StorageError(self._term.overtaken)
+
+    @property
+    def building_s(self) -> float:
+        """Seconds since the script began to build what it trains, as far as that was seen."""
+        made_s = first_model_s()
+        since_s = self._began_s if made_s is None else min(made_s, self._began_s)
+        return round(time.monotonic() - since_s, 6)
 
     @property
     def listens(self) -> bool:

@@ -302,7 +302,9 @@ class Footing:
         self.streams = Streams(self.link)
         self.afresh = Afresh(objects, self.link)
         alone, engine = self.link.world_size == 1, self.engine
-        self.meter = Meter(self._beat, alone=alone, is_saving=lambda: engine.is_saving)
+        self.meter = Meter(
+            *(self._beat, self.books.samples), alone=alone, is_saving=lambda: engine.is_saving
+        )
 
     @property
     def agreement(self) -> Agreement | None:
@@ -378,9 +380,13 @@ class Footing:
         Slower tiers have ``copying_s`` to get what is due there.
         """
         try:
-            self.engine.stop(timeout_s, clean=clean, copying_s=copying_s)
+            with self.books.samples.all_stalled():
+                self.engine.stop(timeout_s, clean=clean, copying_s=copying_s)
             self.snapshots.changed()
-            self.books.samples.write(force=True)
+            if clean and not exit_code:
+                self.books.samples.end()
+            else:
+                self.books.samples.write(force=True)
             self.judging.stop()
             if self.agreement is not None:
                 self.agreement.stop()

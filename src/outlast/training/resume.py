@@ -596,7 +596,8 @@ class Sources:
         self._engine.line.wait_until_ready()
         self._engine.committed_step = found.committed
         if self._link.rank == 0:
-            self._books.ledger.append("resumed", **found.fields(self._link.world_size))
+            fields = found.fields(self._link.world_size)
+            self._books.ledger.append("resumed", **fields, building_s=self._books.building_s)
         return found
 
     def resume(self, check: Callable[[Checkpoint], Restore], begins_at: int = 0) -> ResumeOutcome:
@@ -636,6 +637,7 @@ class Sources:
                 read_s=round(outcome.read_s, 6),
                 skipped=[msgspec.structs.asdict(skipped) for skipped in outcome.skipped],
                 from_world_size=source,
+                building_s=self._books.building_s,
             )
         return outcome
 

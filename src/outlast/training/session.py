@@ -273,7 +273,8 @@ class Session:
         ended = self._is_end(error)
         clean = ended or code == Exit.DRAINED
         try:
-            self._commit_end(error, ended=ended, is_excused=is_excused)
+            with self._on.books.samples.all_stalled():
+                self._commit_end(error, ended=ended, is_excused=is_excused)
         except OutlastError as failure:
             code, clean = int(failure.exit_code), False
             raise

@@ -44,8 +44,10 @@ DDP's own timers (means over a hundred steps, and DDP alone); wrapping ``torch.d
 functions (a script may have imported them before).
 
 ``Samples``: the ledger's ``step`` events, about once a second, and seldomer in a job that has run
-for long. Rank 0 writes them. The first step of an attempt always gets one, since it says when the
-job is back; so does the last before an end or a drain.
+for long. What it has of a step: the waits for a checkpoint and for batches, and the time outside of
+loops, since the sample before. On a GPU the host's wait for a batch counts, an upper bound: the
+device may have work left. Rank 0 writes them. The first step of an attempt always gets one, since
+it says when the job is back; so does the last before an end or a drain.
 """
 
 from __future__ import annotations
@@ -57,7 +59,7 @@ import threading
 import time
 import zlib
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Final
 
 import msgspec
@@ -287,12 +289,16 @@ class Meter:
 
     Args:
         beat: what is heard of this worker.
+        samples: are told of waits for batches, and of the time outside of loops.
         alone: whether there are no others to wait for.
         is_saving: whether a save is under way.
     """
 
-    def __init__(self, beat: Beat, *, alone: bool, is_saving: Callable[[], bool]) -> None:
+    def __init__(
+        self, beat: Beat, samples: Samples, *, alone: bool, is_saving: Callable[[], bool]
+    ) -> None:
         self._beat = beat
+        self._samples = samples
         self._is_on = beat.is_heard and not alone
         self._is_saving = is_saving
         self._in_loop = False
@@ -305,12 +311,15 @@ class Meter:
     def open(self, models: Iterable[Any]) -> None:
         """A loop begins."""
         self._in_loop = True
+        self._samples.enter_loop()
         self._beat.phase(Phase.STARTING)
         if self._is_on:
             self._guard(lambda: self._start([one for one in models if _is_model(one)]))
 
     def close(self) -> None:
         """The loop is over."""
+        if self._in_loop:
+            self._samples.leave_loop()
         self._in_loop = False
         self._beat.phase(Phase.OUTSIDE)
         waits, self._waits = self._waits, None
@@ -326,6 +335,7 @@ class Meter:
     def stepping(self) -> None:
         """The batch is there: the loop's body begins."""
         self._begin_s = now_s = time.monotonic()
+        self._samples.data_s += now_s - self._loading_s
         self._beat.phase(_STEPPING, now_s)
         if self._waits is not None:
             try:
@@ -518,18 +528,23 @@ class Samples:
     Args:
         ledger: where they go.
         rank: whose they are; those of others than 0 are not written.
+
+    Attributes:
+        data_s: waits for batches since the sample before; added to at each step.
     """
 
     def __init__(self, ledger: QueuedLedger, rank: int) -> None:
         self._ledger = ledger
         self._rank = rank
         self._scalars: dict[str, Any] = {}
-        self._stalled_s = 0.0
+        self.data_s = self._stalled_s = self._script_s = 0.0
         self.start(0)
 
     def start(self, step: int) -> None:
-        """Training begins, after ``step``."""
+        """Training begins, after ``step``: the session has its state, and no loop has begun."""
         self._sampled_s = self._started_s = time.monotonic()
+        self._outside_s: float | None = self._sampled_s
+        self._stalled_before_s = self._stalled_s
         self._step = self._sampled_step = self._resumed_step = step
 
     def completed(self, step: int) -> None:
@@ -547,6 +562,40 @@ class Samples:
         """The loop has waited for a checkpoint."""
         self._stalled_s += seconds
 
+    def enter_loop(self) -> None:
+        """A loop begins: from here on the time is its steps'."""
+        self._count_outside()
+        self._outside_s = None
+
+    def leave_loop(self) -> None:
+        """A loop is over: from here on the time is the script's own."""
+        self._outside_s = time.monotonic()
+        self._stalled_before_s = self._stalled_s
+
+    def _count_outside(self) -> None:
+        """Without what is counted as waits for checkpoints anyway."""
+        if self._outside_s is not None:
+            now_s = time.monotonic()
+            stalled_s = self._stalled_s - self._stalled_before_s
+            self._script_s += max(now_s - self._outside_s - stalled_s, 0.0)
+            self._outside_s, self._stalled_before_s = now_s, self._stalled_s
+
+    @contextlib.contextmanager
+    def all_stalled(self) -> Iterator[None]:
+        """Within, the time is a checkpoint's, whatever else is counted in it."""
+        before_s, since_s = self._stalled_s, time.monotonic()
+        try:
+            yield
+        finally:
+            self._stalled_s = before_s + time.monotonic() - since_s
+
+    def end(self) -> None:
+        """The session has ended well: what comes is the script's own code."""
+        self.write(force=True)
+        if self._rank == 0:
+            stalled_s = round(self._stalled_s, 6)
+            self._ledger.append("session_ended", step=self._step, stalled_s=stalled_s)
+
     def write(self, *, force: bool = False) -> None:
         """Write one, if it is time or if ``force``; nothing where no step was done since."""
         now = time.monotonic()
@@ -555,15 +604,19 @@ class Samples:
         step = self._step
         if self._rank or step == self._sampled_step or (elapsed < interval and not force):
             return
+        self._count_outside()
         self._ledger.append(
             "step",
             durable=False,
             step=step,
             seconds=round(elapsed, 6),
             stalled_s=round(self._stalled_s, 6),
+            data_s=round(self.data_s, 6),
+            script_s=round(self._script_s, 6),
             scalars={name: _number(value) for name, value in self._scalars.items()},
         )
-        self._sampled_s, self._sampled_step, self._stalled_s = now, step, 0.0
+        self._sampled_s, self._sampled_step = now, step
+        self.data_s = self._stalled_s = self._stalled_before_s = self._script_s = 0.0
 
 
 def _number(value: Any) -> float | str:

@@ -33,7 +33,12 @@ def lanes(events, now=None, world_size=2):
 
 def test_an_undisturbed_job_is_productive_from_resume_to_its_last_sample():
     split = goodput(undisturbed())
-    assert lanes(undisturbed()) == {"productive": 2.75, "stalled": 0.25, "other": 3.5}
+    assert lanes(undisturbed()) == {
+        "productive": 2.75,
+        "stalled": 0.25,
+        "starting": 3.0,
+        "other": 0.5,
+    }
     assert (split.wall_s, split.total) == (6.5, 13.0)
     assert (split.steps_done, split.steps_replayed) == (30, 0)
     assert (split.attempts, split.commits) == (1, 1)
@@ -48,7 +53,8 @@ def test_a_kill_costs_detection_restart_and_replay():
         "stalled": 0.25,
         "detecting": 0.6,
         "restarting": 2.0,
-        "other": 3.5,
+        "starting": 3.0,
+        "other": 0.5,
     }
     split = goodput(killed())
     assert (split.steps_done, split.steps_replayed, split.attempts) == (50, 14, 2)
@@ -62,7 +68,7 @@ def test_a_second_kill_replays_from_the_highest_mark():
         "stalled": 0.25,
         "detecting": 0.6 + 0.8,
         "restarting": 2.0 + 1.0,
-        "other": 3.0,
+        "starting": 3.0,
     }
     assert goodput(killed_twice()).steps_replayed == 14 + 32
 
@@ -72,13 +78,12 @@ def test_a_drain_stalls_for_its_commit_then_waits_and_restarts():
     # Two workers until the second attempt forms at 66 s, four from there on.
     assert split.parts() == pytest.approx(
         {
+            **dict.fromkeys(PARTS, 0),
             "productive": 1.5 * 2 + 1 * 4,
-            "replayed": 0,
             "stalled": 0.5 * 2,
-            "detecting": 0,
             "restarting": 1 * 2 + 1 * 4,
             "waiting": 60 * 2,
-            "other": 3 * 2,
+            "starting": 3 * 2,
         }
     )
     assert split.wall_s == 68.0
@@ -102,20 +107,20 @@ def test_a_kill_before_the_first_commit_replays_from_the_start():
         "replayed": 1.5,
         "detecting": 0.5,
         "restarting": 2.0,
-        "other": 3.0,
+        "starting": 3.0,
     }
 
 
 def test_without_a_beat_all_since_the_last_sample_is_detecting():
     events = [*start(), sample(4.0, 10), lost(5.0, step=12)]
-    assert lanes(events) == {"productive": 1.0, "detecting": 1.0, "other": 3.0}
+    assert lanes(events) == {"productive": 1.0, "detecting": 1.0, "starting": 3.0}
     assert goodput(events).steps_done == 12
 
 
 @pytest.mark.parametrize("name", ["worker_lost", "node_lost", "hang", "restart"])
 def test_every_kind_of_loss_stops_the_clock(name):
     events = [*start(), sample(4.0, 10), ev(5.0, name), ev(7.0, "notice")]
-    expected = {"productive": 1.0, "detecting": 1.0, "restarting": 2.0, "other": 3.0}
+    expected = {"productive": 1.0, "detecting": 1.0, "restarting": 2.0, "starting": 3.0}
     assert lanes(events) == expected
 
 
@@ -123,15 +128,15 @@ def test_late_samples_of_a_lost_attempt_only_raise_the_mark():
     late = [sample(5.5, 11), sample(5.6, 12), sample(6.5, 13), sample(6.6, 14)]
     events = [*start(), sample(4.0, 10), lost(5.0), *late, formed(6.0, 2)]
     events += [resumed(7.0, 0, 2), sample(8.0, 14, 2)]
-    expected = {"productive": 1.0, "detecting": 1.0, "restarting": 2.0, "other": 3.0}
+    expected = {"productive": 1.0, "detecting": 1.0, "restarting": 2.0, "starting": 3.0}
     assert lanes(events) == {**expected, "replayed": 1.0}
 
 
 def test_a_beat_before_the_last_sample_is_no_piece():
     events = [*start(), sample(4.0, 10), lost(5.0, beat_t=3.5, step=9)]
-    assert lanes(events) == {"productive": 1.0, "detecting": 1.0, "other": 3.0}
+    assert lanes(events) == {"productive": 1.0, "detecting": 1.0, "starting": 3.0}
     events = [*start(), sample(4.0, 10), lost(5.0, beat_t=9.0)]
-    assert lanes(events) == {"productive": 2.0, "other": 3.0}
+    assert lanes(events) == {"productive": 2.0, "starting": 3.0}
 
 
 def test_a_restart_may_bear_the_number_of_the_attempt_to_come():
@@ -147,7 +152,7 @@ def test_a_commit_counts_once_whoever_writes_it():
 
 def test_a_resume_without_a_step_replays_nothing():
     events = [*start(), sample(4.0, 10), lost(4.0), formed(5.0, 2), ev(6.0, "resumed", 2, 0)]
-    expected = {"productive": 2.0, "restarting": 2.0, "other": 3.0}
+    expected = {"productive": 2.0, "restarting": 2.0, "starting": 3.0}
     assert lanes([*events, sample(7.0, 20, 2)]) == expected
 
 
@@ -172,13 +177,17 @@ def test_machines_may_be_named_rather_than_counted():
 
 def test_an_attempt_lost_before_it_resumed_goes_on_restarting():
     events = [*start()[:2], lost(2.0), formed(3.0, 2), lost(4.0, attempt=2), formed(5.0, 3)]
-    assert lanes([*events, resumed(6.0, 0, 3)]) == {"restarting": 4.0, "other": 2.0}
+    assert lanes([*events, resumed(6.0, 0, 3)]) == {
+        "starting": 1.0,
+        "restarting": 3.0,
+        "other": 2.0,
+    }
 
 
 def test_a_drain_without_the_agreed_sample_stalls_from_the_agreement():
     events = [*start(), sample(4.0, 10), ev(4.3, "drain_agreed", 1, 0, step=14)]
     events.append(ev(5.0, "drained", step=14, committed=True))
-    assert lanes(events) == {"productive": 1.3, "stalled": 0.7, "other": 3.0}
+    assert lanes(events) == {"productive": 1.3, "stalled": 0.7, "starting": 3.0}
     assert goodput(events).steps_done == 14
     assert lanes([*events, ev(4.6, "drain_agreed", 1, 1, step=14)]) == lanes(events)
 
@@ -187,7 +196,7 @@ def test_a_session_that_left_without_an_agreed_step_waited_for_no_checkpoint():
     """It was in an evaluation, or in a step that did not end in time."""
     events = [*start(), sample(4.0, 10)]
     events.append(ev(5.0, "drained", step=14, committed=False))
-    assert lanes(events) == {"productive": 2.0, "other": 3.0}
+    assert lanes(events) == {"productive": 2.0, "starting": 3.0}
     assert goodput(events).steps_done == 14
 
 
@@ -198,11 +207,11 @@ def test_samples_in_a_drain_are_stalled():
 
 def test_a_drain_may_be_known_from_its_exit_code_alone():
     events = [*start(), sample(4.0, 10), finished(5.0, 75)]
-    assert lanes(events) == {"productive": 1.0, "stalled": 1.0, "other": 3.0}
+    assert lanes(events) == {"productive": 1.0, "stalled": 1.0, "starting": 3.0}
 
 
 def test_a_drain_that_is_not_over_is_a_stall():
-    expected = {"productive": 1.5, "stalled": 0.4, "other": 3.0}
+    expected = {"productive": 1.5, "stalled": 0.4, "starting": 3.0}
     assert lanes(drained()[:8]) == expected
     assert lanes([*drained()[:7], finished(4.9, 0)]) == expected
 
@@ -219,7 +228,7 @@ def test_a_loss_in_the_middle_of_a_drain_is_a_stall_until_it_is_noticed():
         "productive": 1.0,
         "stalled": 1.0,
         "restarting": 1.0,
-        "other": 3.0,
+        "starting": 3.0,
     }
 
 
@@ -229,13 +238,13 @@ def test_a_machine_that_vanished_was_waited_for():
         "productive": 1.0,
         "waiting": 96.0,
         "restarting": 1.0,
-        "other": 3.0,
+        "starting": 3.0,
     }
 
 
 def test_a_lost_line_of_a_loss_is_a_restart():
     events = [*start(), sample(4.0, 10), formed(6.0, 2), resumed(7.0, 10, 2), sample(8.0, 20, 2)]
-    assert lanes(events) == {"productive": 2.0, "restarting": 3.0, "other": 3.0}
+    assert lanes(events) == {"productive": 2.0, "restarting": 3.0, "starting": 3.0}
 
 
 def test_a_job_started_on_several_machines_is_started_once():
@@ -251,18 +260,20 @@ def test_a_job_that_finished_and_is_started_again_did_not_wait_for_machines():
         "productive": 2.75,
         "stalled": 0.25,
         "restarting": 1.0,
-        "other": 57.0,
+        "starting": 3.0,
+        "other": 0.5,
+        "paused": 53.5,
     }
 
 
 def test_a_start_that_was_refused_is_start_up():
     events = [ev(0.0, "job_started", 0), finished(1.0, 78, 0), ev(5.0, "job_started", 0)]
-    assert lanes([*events, formed(6.0), resumed(8.0)]) == {"other": 8.0}
+    assert lanes([*events, formed(6.0), resumed(8.0)]) == {"starting": 4.0, "paused": 4.0}
 
 
 def test_now_extends_what_runs_and_nothing_that_has_finished():
     running = undisturbed()[:-1]
-    assert lanes(running, now=8.0)["other"] == 5.0  # not known yet, so not called productive
+    assert lanes(running, now=8.0)["other"] == 2.0  # not known yet, so not called productive
     assert lanes([*running, lost(7.0)], now=9.0)["restarting"] == 2.0
     assert goodput(undisturbed(), now=1e6).wall_s == 6.5
     assert goodput(drained()[:-6], now=105.0).waiting == 200.0  # drained at 5 s, not finished
@@ -278,19 +289,19 @@ def test_a_repair_after_the_end_is_no_time_of_the_job():
 
 
 def test_the_stall_is_never_longer_than_its_interval():
-    assert lanes([*start(), sample(4.0, 10, stalled_s=9.0)]) == {"stalled": 1.0, "other": 3.0}
+    assert lanes([*start(), sample(4.0, 10, stalled_s=9.0)]) == {"stalled": 1.0, "starting": 3.0}
     for garbage in (-5.0, None, "long", True, math.nan, math.inf, 10**400):
         events = [*start(), sample(4.0, 10, stalled_s=garbage)]
-        assert lanes(events) == {"productive": 1.0, "other": 3.0}
+        assert lanes(events) == {"productive": 1.0, "starting": 3.0}
         again = [lost(4.0), formed(4.0, 2), resumed(4.0, 0, 2)]
         again.append(sample(5.0, 10, 2, stalled_s=garbage))
-        expected = {"productive": 1.0, "replayed": 1.0, "other": 3.0}
+        expected = {"productive": 1.0, "replayed": 1.0, "starting": 3.0}
         assert lanes([*events, *again]) == expected
 
 
 def test_a_rollback_within_an_attempt_is_replayed():
     events = [*start(), sample(4.0, 10), sample(5.0, 8), sample(6.0, 12)]
-    assert lanes(events) == {"productive": 1.5, "replayed": 1.5, "other": 3.0}
+    assert lanes(events) == {"productive": 1.5, "replayed": 1.5, "starting": 3.0}
 
 
 def test_only_rank_0_speaks_for_the_workers():
@@ -312,10 +323,15 @@ def test_nothing_has_happened_in_an_empty_ledger():
     assert tuple(Goodput().parts()) == PARTS == (
         "productive",
         "replayed",
+        "data",
         "stalled",
+        "script",
+        "starting",
+        "building",
         "detecting",
         "restarting",
         "waiting",
+        "paused",
         "other",
     )  # fmt: skip
 
@@ -360,7 +376,7 @@ def test_machines_that_all_vanished_were_waited_for():
         "productive": 1.0,
         "waiting": 96.0,
         "restarting": 1.0,
-        "other": 3.0,
+        "starting": 3.0,
     }
 
 
@@ -386,6 +402,6 @@ def test_what_a_rollback_undoes_is_done_again():
         "replayed": 1 + 0.3,
         "stalled": 0.25,
         "restarting": 1.5,
-        "other": 3.0,
+        "starting": 3.0,
     }
     assert goodput(rolled_back()).steps_replayed == 26

@@ -2,11 +2,12 @@
 
 import math
 
+import msgspec
 from hypothesis import given
 from hypothesis import strategies as st
 
 from outlast.ledger.events import EVENT_NAMES, Event
-from outlast.ledger.goodput import goodput, in_order
+from outlast.ledger.goodput import PARTS, goodput, in_order, split, splits_at
 from outlast.ledger.incidents import incidents
 
 GARBAGE = st.one_of(
@@ -39,6 +40,13 @@ EVENTS = st.lists(
                 "world_size": GARBAGE | st.integers(1, 8),
                 "nodes": GARBAGE,
                 "exit_code": GARBAGE | st.sampled_from([0, 75, 76]),
+                "data_s": GARBAGE | st.floats(0, 10),
+                "script_s": GARBAGE | st.floats(0, 10),
+                "building_s": GARBAGE | st.floats(0, 10),
+                "copying_s": GARBAGE | st.floats(0, 10),
+                "age_s": GARBAGE | st.floats(0, 5000),
+                "hosts": GARBAGE | st.just({"a": 1, "b": 1}),
+                "joins": st.booleans(),
             },
         ),
     ),
@@ -55,10 +63,70 @@ def test_the_parts_add_up_for_any_events(events, now, count):
     usable = in_order(events)
     if usable and not any(event.event == "job_finished" for event in usable):
         span_s = max(usable[-1].t, now or usable[-1].t) - usable[0].t
-        assert math.isclose(split.wall_s, span_s, rel_tol=1e-9, abs_tol=1e-6)
+        age_s = usable[0].get("age_s") if usable[0].event == "job_started" else 0.0
+        age_s = age_s if type(age_s) in (int, float) and 0 <= age_s <= 3600 else 0.0
+        assert math.isclose(split.wall_s, span_s + age_s, rel_tol=1e-9, abs_tol=1e-6)
     if not any(event.event == "attempt_formed" for event in events):
         assert math.isclose(split.total, split.wall_s, rel_tol=1e-9, abs_tol=1e-6)
     assert split.steps_replayed >= 0
+
+
+def added_up(each):
+    return {part: math.fsum(parts[part] for parts in each.values()) for part in PARTS}
+
+
+def like(found, expected, rel_tol=1e-9, abs_tol=1e-3):
+    return all(
+        math.isclose(found[part], expected[part], rel_tol=rel_tol, abs_tol=abs_tol)
+        for part in PARTS
+    )
+
+
+@given(EVENTS, st.none() | st.floats(0, 100))
+def test_attempts_and_machines_add_up_to_the_job_for_any_events(events, now):
+    found = split(events, now)
+    assert found.workers == goodput(events, now)
+    for each in (found.by_attempt, found.by_machine):
+        assert all(value >= 0 for parts in each.values() for value in parts.values())
+        assert like(added_up(each), found.workers.parts())
+
+
+# In a job's life clocks show times of one decade, and step by hours at most.
+JOB_TIMES = st.one_of(st.floats(0, 50), st.integers(0, 20).map(float), st.floats(-5000, 5000))
+
+
+@given(EVENTS, JOB_TIMES, st.integers(0, 25))
+def test_a_prefix_never_contradicts_the_whole(events, step_t, cut):
+    # A clock that steps: what comes after is earlier, or much later.
+    moved = [
+        msgspec.structs.replace(e, t=e.t + step_t * (at >= cut)) for at, e in enumerate(events)
+    ]
+    ordered = in_order(moved)
+    whole = goodput(ordered)
+    for end in range(len(ordered)):
+        part = goodput(ordered[:end])
+        assert part.attempts <= whole.attempts
+        assert part.steps_done <= whole.steps_done
+        assert part.steps_replayed <= whole.steps_replayed
+        assert 0 <= part.undecided <= part.total * (1 + 1e-9) + 1e-6
+        for name, seconds in part.parts().items():
+            # A clock a thousand years off costs digits of the other times.
+            slack = 1e-6 + 1e-9 * whole.total
+            assert seconds - part.undecided <= getattr(whole, name) + slack, (name, end)
+
+
+@given(EVENTS, st.lists(st.floats(-10, 60), max_size=4))
+def test_splits_as_of_moments_are_those_of_what_came_before_them(events, moments):
+    ordered = in_order(events)
+    first_size = [e for e in ordered if e.event == "attempt_formed"][:1]
+    *found, last = splits_at(ordered, moments)
+    assert last == split(ordered)
+    for moment_t, one in zip(sorted(moments), found, strict=True):
+        before = [event for event in ordered if event.t <= moment_t]
+        if first_size and first_size[0] not in before:
+            continue  # what came before does not know how large the first attempt would be
+        if before:
+            assert one == split(before, moment_t)
 
 
 @given(EVENTS, st.randoms(use_true_random=False))

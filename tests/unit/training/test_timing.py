@@ -8,7 +8,7 @@ import torch
 from outlast.attempt.beat import BEATS_VARIABLE, UNDER_WAY_S, Beat, BeatReader, Phase
 from outlast.reduce.losses import listeners, waiting
 from outlast.training import timing
-from outlast.training.timing import Meter, kind_of
+from outlast.training.timing import Meter, Samples, kind_of
 
 
 @pytest.fixture
@@ -26,7 +26,7 @@ def loop(tmp_path, monkeypatch, now):
     monkeypatch.setenv(BEATS_VARIABLE, str(tmp_path))
     monkeypatch.setenv("LOCAL_RANK", "0")
     state = types.SimpleNamespace(saving=False)
-    meter = Meter(Beat(), alone=False, is_saving=lambda: state.saving)
+    meter = Meter(Beat(), Samples(None, 1), alone=False, is_saving=lambda: state.saving)
     state.meter, state.heard, state.step = meter, BeatReader(tmp_path, 0), 0
 
     def step(boundary=0.0, data=0.0, body=lambda: None):
@@ -123,11 +123,11 @@ def test_what_fails_is_switched_off_and_the_loop_goes_on(loop, monkeypatch, capl
 
 def test_a_worker_alone_or_unheard_measures_nothing(tmp_path, monkeypatch):
     monkeypatch.setenv(BEATS_VARIABLE, str(tmp_path))
-    meter = Meter(Beat(), alone=True, is_saving=lambda: False)
+    meter = Meter(Beat(), Samples(None, 1), alone=True, is_saving=lambda: False)
     meter.open([torch.nn.Linear(2, 2)])
     assert listeners == []
     monkeypatch.delenv(BEATS_VARIABLE)
-    meter = Meter(Beat(), alone=False, is_saving=lambda: False)
+    meter = Meter(Beat(), Samples(None, 1), alone=False, is_saving=lambda: False)
     meter.open([torch.nn.Linear(2, 2)])
     assert listeners == []
 
