@@ -10,10 +10,13 @@ import click
 import msgspec
 from rich.text import Text
 
-from outlast import config
+from outlast import config, units
+from outlast.errors import ConfigError, StorageError
+from outlast.ledger.clocks import SteadyClocks
 from outlast.ledger.file import read_events
 from outlast.ledger.job import read_job
 from outlast.report.facts import Facts, facts, to_json
+from outlast.report.page import page
 from outlast.report.text import (
     Paper,
     breakdown_lines,
@@ -29,19 +32,30 @@ from outlast.report.text import (
 @click.command(name="report")
 @click.argument("directory", required=False)
 @click.option("--json", "as_json", is_flag=True, help="One JSON object and nothing else.")
-def command(directory: str | None, as_json: bool) -> None:
+@click.option("-o", "--output", type=click.Path(path_type=Path), help="Write a page (.html).")
+def command(directory: str | None, as_json: bool, output: Path | None) -> None:
     """What happened to a job, where its time went, and what that cost."""
+    if output is not None and (as_json or output.suffix.lower() not in (".html", ".htm")):
+        why = "--json is for standard output" if as_json else f"{output.name} is no page"
+        raise ConfigError(f"{why}: outlast report -o report.html")
     settings = config.load({"dir": directory})
     read_job(settings.dir)  # says what is wrong when this is no job's directory
     unread: list[bool] = []
-    events = list(read_events(settings.dir, on_unread=lambda: unread.append(True)))
+    clocks = SteadyClocks()
+    read = read_events(settings.dir, on_unread=lambda: unread.append(True))
+    events = [clocks.take(event) for event in read]
     # A machine that the doctor sent away has said so after the end: that is no time of the job.
     last = next((one.event for one in reversed(events) if one.event != "preflight"), "")
     finished = last in ("job_finished", "drained")
-    now = None if finished else time.time()
+    now = None if finished else time.time() + clocks.shift_s
     prices = {"price_spot": settings.price_spot, "price_on_demand": settings.price_on_demand}
     if as_json:
         click.echo(msgspec.json.encode(to_json(events, now=now, **prices)))
+        return
+    if output is not None:
+        spot, on_demand = settings.price_spot, settings.price_on_demand
+        written = page(events, settings.dir, now=now, price_spot=spot, price_on_demand=on_demand)
+        _write(written, output)
         return
     console = Paper(highlight=False, soft_wrap=True)
     job = facts(events, now=now, **prices)
@@ -66,6 +80,16 @@ def command(directory: str | None, as_json: bool) -> None:
         for line in forecast_lines(job):
             console.print(line)
     console.print(f"Next: outlast checkpoints list {Path(directory or settings.dir)}")
+
+
+def _write(content: str, path: Path) -> None:
+    try:
+        path.write_text(content, encoding="utf-8")
+    except OSError as error:
+        raise StorageError(
+            f"{path} cannot be written: {error.strerror}; give another file"
+        ) from None
+    click.echo(f"{path}: {units.size(len(content.encode()))}, one file; open it in a browser")
 
 
 def _tell_what_went_wrong(console: Paper, job: Facts) -> None:

@@ -65,7 +65,7 @@ from outlast.launch.warm.starts import Starts
 from outlast.ledger.command import settle, without_secrets
 from outlast.ledger.file import Ledger, QueuedLedger, read_events
 from outlast.ledger.goodput import number
-from outlast.ledger.job import Job, JobLock, enter_plan, process_age_s, read_job, versions
+from outlast.ledger.job import Job, JobLock, boot, enter_plan, process_age_s, read_job, versions
 from outlast.ledger.measured import Measured
 from outlast.ledger.narrator import Narrator, place, say
 from outlast.ledger.past import Past
@@ -249,6 +249,7 @@ def _begin(ledger: Ledger, arguments: list[str], directory: Path, *, joins: bool
         versions=versions(),
         pid=os.getpid(),
         age_s=process_age_s(),
+        boot=boot(),
         **({"joins": True} if joins else {}),
     )
     enter_plan(ledger, directory, say)

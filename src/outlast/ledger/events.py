@@ -8,7 +8,8 @@ never loses one. Times are seconds, sizes are bytes, and the unit stands last in
 event              fields besides the head
 =================  ============================================================================
 job_started        command, versions, pid, age_s (how long that process had run; null if unknown),
-                   joins (true: one machine's start, perhaps of several)
+                   boot (of the machine; null if unknown), joins (true: one machine's start,
+                   perhaps of several)
 planned            what `outlast plan --save` had found before this start (see ledger/job.py):
                    failures_per_h and its range, productive_fraction, interval_s, costs, price
 preflight          machine, fit, findings [{name, status, seen}] (that ask for something),

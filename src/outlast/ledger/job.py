@@ -86,6 +86,14 @@ def process_age_s() -> float | None:
     return round(max(age_s, 0.0), 6)
 
 
+def boot() -> str | None:
+    """Which boot of this machine it is, in eight digits; None where the kernel does not say."""
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text()[:8]
+    except OSError:
+        return None
+
+
 def new_job(settings: Settings, id: str = "", created_t: float = 0.0) -> Job:  # noqa: A002
     """A record of a job as it is here and now; without an ``id`` of one that there was not."""
     return Job(

@@ -20,7 +20,7 @@ from outlast.ledger.goodput import NOT_HELD, Goodput, Part
 from outlast.ledger.incidents import Incident, Slow
 from outlast.report.facts import Facts, Forecast, State, Storm, facts
 
-_PARTS: Final[dict[Part, tuple[str, str]]] = {
+PART_WORDS: Final[dict[Part, tuple[str, str]]] = {
     "productive": ("productive", "green"),
     "replayed": ("replayed", "yellow"),
     "data": ("waiting for data", "cyan"),
@@ -62,7 +62,7 @@ def where_time_went(
     for part, worker_seconds in parts.items():
         if not worker_seconds:
             continue
-        name, style = _PARTS[part]
+        name, style = PART_WORDS[part]
         money = None
         if machines is not None and price is not None:
             # Nobody pays for the machines that a job waits for.
@@ -94,7 +94,7 @@ def parts_of(parts: Mapping[Part, float], *, most: int = 4) -> str:
     total = math.fsum(parts.values())
     percents = dict(zip(parts, units.percents(list(parts.values())), strict=True))
     largest = sorted((part for part in parts if parts[part]), key=lambda part: -parts[part])[:most]
-    told = ", ".join(f"{percents[part]:.1f} % {_PARTS[part][0]}" for part in largest)
+    told = ", ".join(f"{percents[part]:.1f} % {PART_WORDS[part][0]}" for part in largest)
     return f"{units.seconds(total)}: {told}"
 
 
@@ -232,8 +232,8 @@ def storm_lines(storm: Storm) -> list[Text]:
         style="bold not dim",
     )
     parts = [
-        f"{units.seconds(lost_s)} {_PARTS[part][0]}"
-        for part in _PARTS
+        f"{units.seconds(lost_s)} {PART_WORDS[part][0]}"
+        for part in PART_WORDS
         if (lost_s := storm.lost_s.get(part, 0.0))
     ]
     calm, best = storm.calm, storm.best

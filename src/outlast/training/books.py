@@ -38,7 +38,7 @@ from outlast.data.trail import Trail
 from outlast.errors import ConfigError, Exit, StorageError
 from outlast.ledger.command import own_command, settle
 from outlast.ledger.file import PATIENCE_S, QueuedLedger
-from outlast.ledger.job import JobLock, enter_plan, process_age_s, versions
+from outlast.ledger.job import JobLock, boot, enter_plan, process_age_s, versions
 from outlast.ledger.narrator import Narrator, one_line_errors, say
 from outlast.ledger.past import VARIABLE as PAST_VARIABLE
 from outlast.ledger.past import Past
@@ -216,6 +216,7 @@ class AttemptBooks:
                 versions=versions(),
                 pid=os.getpid(),
                 age_s=process_age_s(),
+                boot=boot(),
             )
             enter_plan(self.ledger, settings.dir, say)
             self.ledger.append("attempt_formed", world_size=self.link.world_size, nodes=1)

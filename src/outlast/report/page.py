@@ -1,0 +1,429 @@
+"""The report as one page: ``outlast report -o report.html``, and what a machine serves live.
+
+The page is a single file without a script, a font or a picture from elsewhere: it opens from a disk
+and in a mail, in a year, too. Light or dark is the reader's choice; it prints; every picture has
+its table behind it; all of it is reached by the keyboard.
+
+Guarantees: everything from the ledger is escaped. The page stays below 300 KB, whatever the job has
+been through: the newest incidents are told with their evidence, of the others there is a line that
+says how many. Stacks are read from below the job's own directory only.
+"""
+
+from __future__ import annotations
+
+import bisect
+import math
+import operator
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Final, NamedTuple
+
+from outlast import units
+from outlast.ledger.events import Event
+from outlast.ledger.goodput import NOT_HELD, in_order
+from outlast.ledger.incidents import Incident
+from outlast.report import plot, series, text
+from outlast.report.facts import Facts, facts
+from outlast.report.plot import Plot, Span
+
+TOLD: Final = 60  # incidents with their evidence
+EVIDENCE_BYTES: Final = 60_000  # of all of them
+EVENTS_EACH: Final = 12  # of the evidence of one
+STACK_BYTES: Final = 3_000  # of one rank
+MARK_LETTERS: Final = 120  # of what a mark says when it is pointed at
+ROWS: Final = 40  # of a table behind a picture
+LANES: Final = 200  # attempts that are drawn
+MARKS: Final = 80  # incidents that are drawn on a curve
+_QUIET: Final = frozenset(
+    {"step", "snapshot", "commit", "healthy", "replicated", "cadence", "tier_copied", "preflight"}
+)
+_HEAD: Final = ("t", "mono", "job", "attempt", "node", "rank", "event", "versions", "timings")
+
+
+class Tile(NamedTuple):
+    """A figure at the top: what, how much, and a clause below it."""
+
+    name: str
+    value: str
+    note: str = ""
+
+
+class PartRow(NamedTuple):
+    """A part of the job's time: its name, share in percent, time and price in words, and key."""
+
+    name: str
+    percent: float
+    time: str
+    money: str
+    key: str
+
+
+class Told(NamedTuple):
+    """An incident: its lines, and the ledger's lines and stacks that it rests on."""
+
+    number: int
+    when: str
+    kind: str
+    what: str
+    lines: list[str]
+    evidence: list[str]
+    stacks: list[tuple[str, str]]
+
+
+class Lane(NamedTuple):
+    """An attempt on the timeline: left and width in percent."""
+
+    number: int
+    left: float
+    width: float
+    words: str
+
+
+class Table(NamedTuple):
+    """A table: its heads, and rows of words."""
+
+    heads: list[str]
+    rows: list[list[str]]
+
+
+def page(
+    events: Iterable[Event],
+    directory: Path | None = None,
+    *,
+    now: float | None = None,
+    price_spot: float | None = None,
+    price_on_demand: float | None = None,
+    refresh_s: int = 0,
+) -> str:
+    """Write the page.
+
+    Args:
+        events: the ledger, in any order.
+        directory: the job's, for the stacks of its hangs; None leaves them out.
+        now: wall-clock time up to which a job that has not finished is counted.
+        price_spot: per machine and hour.
+        price_on_demand: the same, of a machine that is not taken back.
+        refresh_s: the page asks for itself again after so many seconds; 0 for never.
+    """
+    ordered = in_order(events)
+    job = facts(ordered, now=now, price_spot=price_spot, price_on_demand=price_on_demand)
+    spans = series.attempts(ordered)
+    times = Span.over(event.t for event in ordered) if ordered else Span(0.0, 1.0)
+    marks = [
+        (one.began_t, _short(f"{one.kind}: {one.what}", MARK_LETTERS), "bad")
+        for one in job.incidents
+    ]
+    saved = series.saves(ordered)
+    return render(
+        "report.html.j2",
+        job=job,
+        headline=text.summary_lines(job, now=now)[0].plain.strip(),
+        tiles=_tiles(job, now),
+        lanes=_lanes(spans, times),
+        moments=[(round(100 * times.part(t), 2), words) for t, words, _ in marks][-LANES:],
+        hours=[(round(100 * times.part(t), 2), words) for t, words in plot.time_ticks(times)],
+        day=units.day(times.low) if ordered else "",
+        parts=_parts(job),
+        attempts=_attempt_table(spans),
+        losses=_loss_plots(ordered, job),
+        step_plot=_step_plot(ordered, times, marks),
+        steps=_sampled_table(series.step_times(ordered), "one step"),
+        save_plot=_save_plot(saved, times, marks),
+        saves=_save_table(saved),
+        tiers=_tier_table(job),
+        machines=_machine_table(ordered, job),
+        slow=[text.slow_line(one).plain for one in job.slow_ranks[-ROWS:]],
+        storms=[[line.plain.strip() for line in text.storm_lines(one)] for one in job.storms],
+        forecast=[_split(line.plain) for line in text.forecast_lines(job)],
+        told=_told(job, ordered, directory),
+        num_earlier=max(0, len(job.incidents) - TOLD),
+        refresh_s=refresh_s,
+        written=units.when(now) if now is not None else "",
+    )
+
+
+def render(template: str, **values: object) -> str:
+    """A template of this room, everything in it escaped."""
+    import jinja2
+
+    environment = jinja2.Environment(
+        loader=jinja2.PackageLoader("outlast.report"),
+        undefined=jinja2.StrictUndefined,
+        autoescape=True,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    return environment.get_template(template).render(**values)
+
+
+# --- the figures at the top -----------------------------------------------------------------------
+
+
+def _tiles(job: Facts, now: float | None) -> list[Tile]:
+    done = job.workers
+    lost = sum(one.lost_steps or 0 for one in job.incidents)
+    tiles = [
+        Tile("goodput", f"{done.fraction_productive * 100:.1f} %", "of the workers' time"),
+        Tile(
+            "steps",
+            f"{done.steps_done:,}",
+            f"{done.steps_replayed:,} made again" if done.steps_replayed else "none made again",
+        ),
+        Tile("incidents", f"{len(job.incidents):,}", f"{units.count(lost, 'step')} lost"),
+        Tile("running for", units.seconds(done.wall_s), units.count(done.attempts, "attempt")),
+    ]
+    if job.committed_step is not None:
+        tiles.append(
+            Tile("newest checkpoint", f"step {job.committed_step:,}", f"{done.commits:,} in all")
+        )
+    if job.cost is not None and job.cost_lost is not None:
+        tiles.append(Tile("cost", f"{job.cost:,.2f}", f"{job.cost_lost:,.2f} of it lost"))
+    if job.cost_saved is not None:
+        tiles.append(Tile("saved", f"{job.cost_saved:,.2f}", "beside machines on demand"))
+    if job.state == "running" and now is not None and job.last_event_t is not None:
+        age_s = max(0.0, now - job.last_event_t)
+        tiles.append(Tile("last heard of", f"{units.seconds(age_s)} ago", "the newest event"))
+    return tiles
+
+
+def _parts(job: Facts) -> list[PartRow]:
+    parts, priced = job.workers.parts(), job.machines.parts()
+    percents = units.percents(list(parts.values()))
+    rows = []
+    for (part, seconds), percent in zip(parts.items(), percents, strict=True):
+        if not seconds:
+            continue
+        money = job.price_of(0.0 if part in NOT_HELD else priced[part])
+        rows.append(
+            PartRow(
+                text.PART_WORDS[part][0],
+                percent,
+                units.seconds(seconds),
+                "" if money is None else f"{money:,.2f}",
+                part,
+            )
+        )
+    return rows
+
+
+# --- what happened --------------------------------------------------------------------------------
+
+
+def _lanes(spans: Sequence[series.AttemptSpan], times: Span) -> list[Lane]:
+    lanes = []
+    for one in spans[-LANES:]:
+        left = 100 * times.part(one.begin_t)
+        width = max(0.15, 100 * times.part(one.end_t) - left)
+        workers = units.count(one.workers, "worker")
+        lasted = units.seconds(max(0.0, one.end_t - one.begin_t))
+        words = f"attempt {one.number}: {workers}, {lasted}"
+        lanes.append(Lane(one.number, round(left, 2), round(width, 2), words))
+    return lanes
+
+
+def _attempt_table(spans: Sequence[series.AttemptSpan]) -> Table:
+    rows = [
+        [
+            str(one.number),
+            units.when(one.begin_t),
+            units.seconds(max(0.0, one.end_t - one.begin_t)),
+            f"{one.workers:,} on {units.count(one.machines, 'machine')}",
+            "" if one.from_step is None else f"{one.from_step:,} {one.source}",
+            "" if one.step is None else f"{one.step:,}",
+            _short(one.end, MARK_LETTERS),
+        ]
+        for one in spans[-ROWS:]
+    ]
+    heads = ["attempt", "from", "for", "workers", "went on at step", "came to step", "ended"]
+    return Table(heads, rows)
+
+
+def _told(job: Facts, ordered: Sequence[Event], directory: Path | None) -> list[Told]:
+    """The newest incidents first; what there is room for of their evidence."""
+    room = EVIDENCE_BYTES
+    told = []
+    newest = list(enumerate(job.incidents, 1))[-TOLD:]
+    for number, one in reversed(newest):
+        lines = [line.plain.strip() for line in text.incident_lines(one, job.state)][1:]
+        evidence, stacks = [], []
+        for event in _within(ordered, one):
+            words = _event_words(event)
+            if len(words) <= room:
+                evidence.append(words)
+                room -= len(words)
+            if event.event == "hang" and directory is not None:
+                for name, stack in _stacks(directory, event.get("stacks")):
+                    if len(stack) <= room:
+                        stacks.append((name, stack))
+                        room -= len(stack)
+        when = units.when(one.began_t)
+        told.append(Told(number, when, one.kind, _short(one.what, 600), lines, evidence, stacks))
+    return told
+
+
+def _within(ordered: Sequence[Event], incident: Incident) -> list[Event]:
+    ends_t = incident.back_t or incident.resumed_t or incident.detected_t
+    first = bisect.bisect_left(ordered, incident.began_t, key=_time_of)
+    last = bisect.bisect_right(ordered, ends_t + 1e-3, first, key=_time_of)
+    return [one for one in ordered[first:last] if one.event not in _QUIET][:EVENTS_EACH]
+
+
+_time_of: Final = operator.attrgetter("t")
+
+
+def _event_words(event: Event) -> str:
+    where = f"{event.node}" + ("" if event.rank is None else f", rank {event.rank}")
+    known = {
+        name: value
+        for name, value in event.fields.items()
+        if name not in _HEAD and value not in (None, "", [], {})
+    }
+    said = ", ".join(f"{name}={_short(value)}" for name, value in known.items())
+    return f"{units.clock(event.t)}  {event.event} ({where}): {said}"
+
+
+def _short(value: object, most: int = 300) -> str:
+    words = f"{value:.6g}" if isinstance(value, float) else str(value)
+    return words if len(words) <= most else f"{words[: most - 1]}…"
+
+
+def _stacks(directory: Path, place: object) -> list[tuple[str, str]]:
+    """The stacks that a hang has left: name and text; none from outside of the job's directory."""
+    if not isinstance(place, str) or not place:
+        return []
+    root = directory.resolve()
+    try:
+        folder = (root / place).resolve()
+        if not folder.is_relative_to(root) or not folder.is_dir():
+            return []
+        found = []
+        for path in sorted(folder.iterdir())[:4]:
+            if path.is_file() and not path.is_symlink():
+                with path.open("rb") as file:
+                    found.append((path.stem, file.read(STACK_BYTES).decode(errors="replace")))
+        return found
+    except OSError:
+        return []
+
+
+# --- curves ---------------------------------------------------------------------------------------
+
+
+def _loss_plots(ordered: Sequence[Event], job: Facts) -> list[tuple[str, Plot, Table]]:
+    found = []
+    marks = [
+        (float(one.resumed_step), f"{one.kind}: went on from step {one.resumed_step}", "bad")
+        for one in job.incidents
+        if one.resumed_step is not None
+    ]
+    for name, points in series.scalars(ordered).items():
+        picture = plot.plot(
+            [(name, points)],
+            label=f"{name} over the steps, with the incidents",
+            x_label="step",
+            x_ticks=plot.step_ticks,
+            y_words=_number,
+            marks=marks[-MARKS:],
+            from_zero=False,
+        )
+        if picture is not None:
+            rows = [[f"{step:,.0f}", _number(value)] for step, value in _evenly(points)]
+            found.append((name, picture, Table(["step", name], rows)))
+    return found
+
+
+def _step_plot(
+    ordered: Sequence[Event], times: Span, marks: Sequence[tuple[float, str, str]]
+) -> Plot | None:
+    points = [(t, seconds) for t, seconds in series.step_times(ordered)]
+    return plot.plot(
+        [("one step", points)],
+        label="how long a step took, over time",
+        x_label="time (UTC)",
+        x=times,
+        x_ticks=plot.time_ticks,
+        y_words=units.seconds,
+        marks=list(marks)[-MARKS:],
+    )
+
+
+def _save_plot(
+    saved: Sequence[series.SavePoint], times: Span, marks: Sequence[tuple[float, str, str]]
+) -> Plot | None:
+    tiers = sorted({one.tier for one in saved})
+    return plot.plot(
+        [
+            (
+                tier or "checkpoints",
+                series.thinned([(s.t, s.seconds) for s in saved if s.tier == tier]),
+            )
+            for tier in tiers
+        ],
+        label="how long after its snapshot each checkpoint was durable, by tier",
+        x_label="time (UTC)",
+        x=times,
+        x_ticks=plot.time_ticks,
+        y_words=units.seconds,
+        marks=list(marks)[-MARKS:],
+        as_dots=True,
+    )
+
+
+def _number(value: float) -> str:
+    return f"{value:,.4g}" if math.isfinite(value) else str(value)
+
+
+# --- tables behind them ---------------------------------------------------------------------------
+
+
+def _evenly(points: series.Points) -> series.Points:
+    if len(points) <= ROWS:
+        return points
+    return [points[round(i * (len(points) - 1) / (ROWS - 1))] for i in range(ROWS)]
+
+
+def _sampled_table(points: series.Points, name: str) -> Table:
+    rows = [[units.when(t), units.seconds(value)] for t, value in _evenly(points)]
+    return Table(["time", name], rows)
+
+
+def _save_table(saved: Sequence[series.SavePoint]) -> Table:
+    rows = [
+        [units.when(s.t), f"{s.step:,}", s.tier, units.seconds(s.seconds), units.size(s.num_bytes)]
+        for s in saved[-ROWS:]
+    ]
+    return Table(["time", "step", "tier", "durable after", "size"], rows)
+
+
+def _tier_table(job: Facts) -> Table:
+    rows = [
+        [
+            name,
+            f"{one.num:,}",
+            units.seconds(one.seconds / one.num) if one.num else "",
+            units.seconds(one.slowest_s),
+            units.size(one.bytes / one.num) if one.num else "",
+            f"{one.newest_step:,}",
+            f"{one.num_skipped:,}",
+        ]
+        for name, one in job.by_tier.items()
+    ]
+    heads = ["tier", "checkpoints", "mean", "slowest", "size", "newest step", "skipped"]
+    return Table(heads, rows)
+
+
+def _machine_table(ordered: Sequence[Event], job: Facts) -> Table:
+    """Each machine: what went wrong there, and where its time went."""
+    failures = series.failures_by_machine(ordered)
+    names = [*failures, *(name for name in job.by_machine if name not in failures)]
+    rows = []
+    for name in names[:ROWS]:
+        counts = ", ".join(f"{count} {what}" for what, count in failures.get(name, {}).items())
+        spent = text.parts_of(job.by_machine[name]) if name in job.by_machine else ""
+        rows.append([name or "not known", counts or "nothing", spent])
+    return Table(["machine", "what went wrong", "its workers' time"], rows)
+
+
+def _split(line: str) -> list[str]:
+    name, _, words = line.strip().partition(" ")
+    return [name, words.strip()]

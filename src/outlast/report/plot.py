@@ -1,0 +1,176 @@
+"""Pictures of the page: curves, dots and bars in a box, as numbers that a template draws as SVG.
+
+Colours are the page's (CSS classes), so that a picture is light or dark as the page is. The charts
+of ``outlast plan`` stand alone in files and have their own (``chart.py``).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from typing import Final, NamedTuple
+
+import msgspec
+
+from outlast import units
+
+WIDTH: Final = 720
+LEFT: Final = 64
+RIGHT: Final = 12
+TOP: Final = 10
+BOTTOM: Final = 28
+HEIGHT: Final = 200
+_TICKS: Final = 5
+_STEPS_S: Final = (1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 14400, 21600)
+DAY_S: Final = 86_400
+
+
+class PlotTick(NamedTuple):
+    """A place on an axis, in pixels, and what stands there."""
+
+    at: float
+    words: str
+
+
+class PlotMark(NamedTuple):
+    """A vertical line, in pixels, and what it says when it is pointed at."""
+
+    at: float
+    words: str
+    style: str
+
+
+class PlotLine(NamedTuple):
+    """A curve, or dots: points in pixels, "x,y x,y …"; ``style`` is a number of a colour."""
+
+    name: str
+    points: str
+    dots: list[tuple[float, float]]
+    style: int
+
+
+class Plot(msgspec.Struct, frozen=True, kw_only=True):
+    """A picture in pixels.
+
+    Attributes:
+        label: what it shows, for those who do not see it.
+        lines: curves and dots.
+        marks: moments.
+        x_ticks, y_ticks: of the axes.
+        x_label: words below.
+    """
+
+    label: str
+    lines: list[PlotLine]
+    marks: list[PlotMark]
+    x_ticks: list[PlotTick]
+    y_ticks: list[PlotTick]
+    x_label: str
+    width: int = WIDTH
+    height: int = HEIGHT
+    left: int = LEFT
+    right: int = WIDTH - RIGHT
+    top: int = TOP
+    bottom: int = HEIGHT - BOTTOM
+
+
+class Span(NamedTuple):
+    """A range of an axis, never empty."""
+
+    low: float
+    high: float
+
+    @classmethod
+    def over(cls, values: Iterable[float], *, from_zero: bool = False) -> Span:
+        """From the lowest to the highest."""
+        known = [value for value in values if math.isfinite(value)]
+        low, high = min(known, default=0.0), max(known, default=1.0)
+        low = min(low, 0.0) if from_zero else low
+        return cls(low, high if high > low else low + max(abs(low), 1.0) * 0.1)
+
+    def part(self, value: float) -> float:
+        """Where a value lies: 0 at the low end, 1 at the high one."""
+        return (value - self.low) / (self.high - self.low)
+
+
+def plot(
+    curves: Sequence[tuple[str, Sequence[tuple[float, float]]]],
+    *,
+    label: str,
+    x_label: str,
+    x_ticks: Callable[[Span], list[tuple[float, str]]],
+    y_words: Callable[[float], str],
+    x: Span | None = None,
+    marks: Iterable[tuple[float, str, str]] = (),
+    as_dots: bool = False,
+    from_zero: bool = True,
+) -> Plot | None:
+    """Draw; None where there is no point to be drawn.
+
+    Args:
+        curves: (name, points in ascending x); what is not finite is left out.
+        label: what it shows.
+        x_label: below.
+        x_ticks: of a range: places and words.
+        y_words: says a value.
+        x: what is shown of the other axis; None for all.
+        marks: (x, words, style), each a vertical line; those outside are left out.
+        as_dots: points, not lines.
+        from_zero: whether the vertical axis begins there.
+    """
+    shown = [(name, [one for one in points if math.isfinite(one[1])]) for name, points in curves]
+    shown = [(name, points) for name, points in shown if points]
+    if not shown:
+        return None
+    across = x or Span.over(one[0] for _, points in shown for one in points)
+    up = Span.over((one[1] for _, points in shown for one in points), from_zero=from_zero)
+
+    def at_x(value: float) -> float:
+        return round(LEFT + across.part(value) * (WIDTH - LEFT - RIGHT), 1)
+
+    def at_y(value: float) -> float:
+        return round(HEIGHT - BOTTOM - up.part(value) * (HEIGHT - TOP - BOTTOM), 1)
+
+    lines = []
+    for number, (name, points) in enumerate(shown):
+        placed = [(at_x(a), at_y(b)) for a, b in points]
+        alone = as_dots or len(placed) == 1
+        path = "" if alone else " ".join(f"{a:g},{b:g}" for a, b in placed)
+        lines.append(PlotLine(name, path, placed if alone else [], number % 6))
+    return Plot(
+        label=label,
+        lines=lines,
+        marks=[
+            PlotMark(at_x(value), words, style)
+            for value, words, style in marks
+            if 0 <= across.part(value) <= 1
+        ],
+        x_ticks=[PlotTick(at_x(value), words) for value, words in x_ticks(across)],
+        y_ticks=[PlotTick(at_y(value), y_words(value)) for value in rounds(up)],
+        x_label=x_label,
+    )
+
+
+def rounds(span: Span) -> list[float]:
+    """Round numbers in a range: about five."""
+    raw = (span.high - span.low) / _TICKS
+    size = 10.0 ** math.floor(math.log10(raw))
+    step = next(size * n for n in (1, 2, 5, 10) if size * n >= raw * 0.999)
+    first, last = math.ceil(span.low / step - 1e-9), math.floor(span.high / step + 1e-9)
+    return [n * step for n in range(first, last + 1)]
+
+
+def step_ticks(span: Span) -> list[tuple[float, str]]:
+    """Of an axis of steps."""
+    return [(value, f"{value:,.0f}") for value in rounds(span) if value == int(value)]
+
+
+def time_ticks(span: Span) -> list[tuple[float, str]]:
+    """Of an axis of wall-clock times: round times of the day, in UTC."""
+    wide = span.high - span.low
+    step = next((one for one in _STEPS_S if wide / one <= _TICKS + 1), None)
+    if step is None:
+        step = DAY_S * max(1, math.ceil(wide / DAY_S / _TICKS))
+    first, last = math.ceil(span.low / step), math.floor(span.high / step)
+    say = units.day if step >= DAY_S else units.clock
+    return [(n * step, say(n * step).removesuffix(" UTC")) for n in range(first, last + 1)]
