@@ -19,6 +19,7 @@ from outlast.drill.proof.exactness import (
     ResumeProof,
     StopTried,
 )
+from outlast.drill.proof.runs import ScriptFailed
 from outlast.drill.workplace import empty_place, script_of
 from outlast.ledger.narrator import place
 from outlast.report.text import Paper
@@ -64,7 +65,12 @@ def command(
         )
         empty_place(root)
         screen.introduce(" ".join(wanted.words), steps, workers)
-        proof = drill.run()
+        try:
+            proof = drill.run()
+        except ScriptFailed as error:
+            if as_json:  # besides the line on standard error: the same object as ever
+                click.echo(msgspec.json.encode(drill.unproved(error)))
+            raise
     if as_json:
         click.echo(msgspec.json.encode(proof))
     else:

@@ -167,6 +167,7 @@ class ResumeDrill:
         self._numbers = itertools.count(1)
         self._tried: list[TriedChange] = []
         self._causes: list[Cause] = []
+        self._began_s = time.monotonic()
 
     def run(self) -> ResumeProof:
         """Run it all.
@@ -174,7 +175,6 @@ class ResumeDrill:
         Raises:
             ScriptFailed: the script does not run through by itself, or makes no step.
         """
-        began_s = time.monotonic()
         first, second = self._undisturbed("two undisturbed runs")
         self._upto = max(first.reached(), second.reached())
         own = difference(first, second, self._upto)
@@ -204,7 +204,24 @@ class ResumeDrill:
             tried=self._tried,
             trouble=self._trouble,
             directory=str(self._root),
-            seconds=time.monotonic() - began_s,
+            seconds=time.monotonic() - self._began_s,
+        )
+
+    def unproved(self, error: ScriptFailed) -> ResumeProof:
+        """What is known where ``run`` raised: nothing was compared, and this is why."""
+        return ResumeProof(
+            is_proved=False,
+            verdict=str(error),
+            has_session=False,
+            workers=self._workers,
+            steps=0,
+            differs_from_itself="",
+            stops=[],
+            causes=self._causes,
+            tried=self._tried,
+            trouble="",
+            directory=str(self._root),
+            seconds=time.monotonic() - self._began_s,
         )
 
     # --- runs ------------------------------------------------------------------------------------
