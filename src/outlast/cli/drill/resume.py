@@ -65,6 +65,7 @@ def command(
         )
         empty_place(root)
         screen.introduce(" ".join(wanted.words), steps, workers)
+        screen.tell_linked(root)
         try:
             proof = drill.run()
         except ScriptFailed as error:
