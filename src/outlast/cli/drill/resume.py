@@ -83,7 +83,7 @@ def _report(console: Paper, proof: ResumeProof) -> None:
     for stop in proof.stops:
         _tell(console, _of_stop(stop), holds=not stop.differs)
     if proof.differs_from_itself:
-        words = f"two undisturbed runs differ first in {proof.differs_from_itself}"
+        words = f"two undisturbed runs differ {proof.differs_from_itself}"
         _tell(console, words, holds=False)
     if proof.trouble:
         console.print(Text(f"  not all of it could be recorded: {proof.trouble}"))
@@ -112,7 +112,7 @@ def _of_stop(stop: StopTried) -> str:
     steps = f"{left}, went on from step {stop.went_on_from}"
     again = f", {units.count(stop.again, 'step')} made twice" if stop.again else ""
     if stop.differs:
-        return f"{steps}{again}; differs first in {stop.differs}"
+        return f"{steps}{again}; differs {stop.differs}"
     return (
         f"{steps}{again}: batches, random numbers, rates, losses, weights and optimizer state of "
         f"all {stop.compared} steps equal, bit for bit"
