@@ -274,6 +274,21 @@ def remove_save(storage: Storage, save: SaveName, *, is_unfinished: bool = False
     return True
 
 
+def is_still_there(storage: Storage, save: SaveName) -> bool:
+    """Whether a save whose manifest was just put is still there; if not, the manifest goes, too.
+
+    A writer may be paused ahead of its manifest, and be taken for one that is gone: then its files
+    are removed as those of an unfinished save, the save's note last of all (``remove_save``).
+
+    Raises:
+        OSError: as the storage gave it.
+    """
+    if storage.exists(f"{save}/{NOTE}"):
+        return True
+    storage.remove(f"{save}/{MANIFEST}")
+    return False
+
+
 class KnownHealth(msgspec.Struct, frozen=True, kw_only=True):
     """What is known of the checkpoints besides what lies in them.
 

@@ -70,11 +70,17 @@ from torch.distributed.checkpoint.storage import WriteResult
 from torch.futures import Future
 from torch.utils import _pytree
 
-from outlast.checkpoint.catalog import find_saves, job_of, remove_save, saves_at, urls_of
+from outlast.checkpoint.catalog import (
+    find_saves,
+    is_still_there,
+    job_of,
+    remove_save,
+    saves_at,
+    urls_of,
+)
 from outlast.checkpoint.manifest import (
     FORMAT,
     MANIFEST,
-    NOTE,
     PLAIN,
     Chunk,
     Contents,
@@ -510,8 +516,8 @@ class StorageWriter(dcp.StorageWriter):  # type: ignore[misc]
         )
         text = encode(manifest)
         _check(text, manifest, metadata, sum(one.num_elements for one in every))
-        is_there = self._storage.exists(f"{self._save}/{NOTE}")
-        if not is_there or not self._storage.put_new(f"{self._save}/{MANIFEST}", text):
+        is_new = self._storage.put_new(f"{self._save}/{MANIFEST}", text)
+        if not is_new or not is_still_there(self._storage, self._save):
             raise StorageError(
                 f"{self._storage.describe(str(self._save))} was taken for an unfinished save and "
                 "removed while it was written; save again, with one writer at a time"

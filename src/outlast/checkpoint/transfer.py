@@ -27,6 +27,7 @@ import collections
 import contextlib
 import ctypes
 import errno
+import itertools
 import mmap
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -59,7 +60,7 @@ from outlast.checkpoint.manifest import (
 )
 from outlast.checkpoint.spreads import Box
 from outlast.errors import CheckpointInvalid
-from outlast.storage import Reader, Storage
+from outlast.storage import CopiesReader, Reader, Storage
 from outlast.storage.directory import address_of
 
 # --- what a save consists of ----------------------------------------------------------------------
@@ -470,15 +471,29 @@ class FileCopies:
             size = reader.size
         if size != self.entry.size:
             return buffer, f"{self._short} has {size} bytes and should have {self.entry.size}"
-        if data is None:
-            whole_pages = -(-(end - start) // PAGE) * PAGE  # so that its end is read directly too
-            if reader.read_into(buffer[:whole_pages], start) < end - start:
-                return buffer, f"{self._short} ended while it was read"
-            data = buffer[: end - start]
+        if data is not None:
+            return data, self._problem(data, len(data), index)
+        whole_pages = -(-(end - start) // PAGE) * PAGE  # so that its end is read directly too
+        pages, data = buffer[:whole_pages], buffer[: end - start]
+        problem = self._problem(data, reader.read_into(pages, start), index)
+        for number in itertools.count(1):
+            if not problem or not isinstance(reader, CopiesReader):
+                break
+            try:
+                count = reader.read_copy(number, pages, start)
+            except MISSING:
+                break  # all copies were asked for
+            problem = self._problem(data, count, index)
+        return data, problem
+
+    def _problem(self, data: memoryview, count: int, index: int) -> str:
+        """What is wrong with a block of which so many bytes were read; "" for nothing."""
+        if count < len(data):
+            return f"{self._short} ended while it was read"
         if xxhash.xxh3_128_hexdigest(data) != self.entry.xxh3_128[index]:
             blocks = len(self.entry.xxh3_128)
-            return buffer, f"{self._short} does not match its checksum (block {index} of {blocks})"
-        return data, ""
+            return f"{self._short} does not match its checksum (block {index} of {blocks})"
+        return ""
 
     def _seen(self, place: Place) -> memoryview | None:
         """The file as it lies in this machine's memory, if that is where the place is."""

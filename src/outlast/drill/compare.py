@@ -6,11 +6,13 @@ they found ahead of their first step: it is the one behind some step of the undi
 nobody's.
 
 Guarantees: a step counts as equal only if every time it was made says the same as the undisturbed
-run in all that was recorded; what is compared of a step, and in which order, is what a step is made
-of: its batches, its random numbers, the learning rates, its losses, the state behind it.
+run in all that was recorded. What differs is told in the order in which a step comes about: its
+batch, the random numbers and the state that it begins with, the learning rates, its losses, and
+what it leaves behind. So the first thing that differs is the one nearest to the cause.
 
-A stream of random numbers that the script has not seeded begins elsewhere in each run. It is left
-out; where it is used, the losses tell.
+Random numbers that no step draws make no difference. Those of a stream that the script has not
+seeded begin elsewhere in each run: the proof of a resume says so; the drill leaves them out, and
+where they are used, the losses tell.
 
 What can go wrong: ranks of runs on other numbers of workers are not the same ranks; then only what
 is the same for all of them, the state, can be compared, and only where the script makes it so.
@@ -18,13 +20,29 @@ is the same for all of them, the state, can be compared, and only where the scri
 
 from __future__ import annotations
 
+import contextlib
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Final, NamedTuple
 
 from outlast.drill.record import StateFound, StepRecord, WorkerRecord
 
-PARTS: Final = ("inputs", "rates", "losses", "state", "random")
+BATCH: Final = "batch"
+RANDOM: Final = "random numbers"
+BEFORE: Final = "state before"
+RATE: Final = "learning rate"
+LOSS: Final = "loss"
+STATE: Final = "state"
+RANDOM_AFTER: Final = "random numbers behind it"
+MISSING: Final = "end"  # the step was never made
+_RECORDED: Final = (
+    (BATCH, "inputs"),
+    (RANDOM, "random_before"),
+    (RATE, "rates"),
+    (LOSS, "losses"),
+    (STATE, "state"),
+    (RANDOM_AFTER, "random"),
+)
 
 
 class MadeStep(NamedTuple):
@@ -42,28 +60,46 @@ class MadeStep(NamedTuple):
 
 
 class StepDifference(NamedTuple):
-    """The first thing that differs.
+    """The first thing that differs between two runs.
 
     Attributes:
-        step: which step.
+        step: in which step, from 1.
         rank: whose.
-        part: one of ``PARTS``.
-        name: of the tensor or value; "" where the part has no names.
-        pid: of the process that made the step that differs.
+        part: what kind of thing; see the constants above.
+        names: of the tensors, values or generators, as far as it has names.
+        values: of a number: what it was in the one run and in the other.
     """
 
     step: int
     rank: int
     part: str
-    name: str
-    pid: int
+    names: list[str]
+    values: tuple[str, str] | None = None
 
     @property
     def words(self) -> str:
         """In words that go on from "differs"."""
-        what = {"inputs": "the batch", "rates": "the learning rate", "losses": "the loss"}
-        name = what.get(self.part, self.name or self.part)
-        return f"from step {self.step} on: {name} on rank {self.rank}"
+        begin = f"from step {self.step} on: "
+        if self.part == MISSING:
+            return f"{begin}rank {self.rank} never made it {''.join(self.names)}".rstrip()
+        some = ", ".join(self.names[:3])
+        more = f" and {len(self.names) - 3} more" if len(self.names) > 3 else ""
+        named = f": {some}{more}" if some else ""
+        two = ""
+        if self.values is not None:
+            one, other = map(_readable, self.values)
+            two = f", {one} and {other}" if one != other else ", in its last bits"
+        what = {
+            BEFORE: "what the step begins with",
+            STATE: "what the step leaves behind",
+        }.get(self.part, f"the {self.part}")
+        return f"{begin}{what} on rank {self.rank}{named}{two}"
+
+
+def _readable(number: str) -> str:
+    with contextlib.suppress(ValueError):
+        return f"{float.fromhex(number):.6g}"
+    return number
 
 
 class RunHistory:
@@ -170,49 +206,92 @@ def agrees(found: Mapping[str, str], state: Mapping[str, str]) -> bool:
 
 
 def first_difference(
-    undisturbed: RunHistory, other: RunHistory, upto: int
+    undisturbed: RunHistory, other: RunHistory, upto: int, *, is_strict: bool = False
 ) -> StepDifference | None:
     """What differs first in the steps 1 … ``upto``; None if nothing does.
 
-    A step that the other run has never made is no difference here: see ``RunHistory.reached``.
+    Args:
+        undisturbed: the run that others are compared with.
+        other: its attempts are put where they belong.
+        upto: the newest step that is compared.
+        is_strict: whether a step that the other run has never made is a difference, and so are
+            random numbers that are drawn and were not seeded alike. Without it the former is told
+            by ``RunHistory.reached``, and the latter by the losses, where they are used.
     """
-    seeded = {rank: _seeded(undisturbed, other, rank) for rank in undisturbed.ranks}
+    streams = {rank: _drawn_from(undisturbed, rank) for rank in undisturbed.ranks}
+    if not is_strict:
+        streams = {rank: all_ & _seeded(undisturbed, other, rank) for rank, all_ in streams.items()}
     for step in range(1, upto + 1):
         for rank in undisturbed.ranks:
             was = undisturbed.made(rank, step)
-            for one in other.made(rank, step):
-                if was and (found := _differ(was[0].record, one, rank, seeded[rank])):
-                    return found._replace(step=step)
+            for one in other.made(rank, step) if was else ():
+                found = other.found_by(one.pid)
+                begun = found if other.first_of(one.pid) is one.record else None
+                before = _before(undisturbed, rank, step) if begun is not None else None
+                differs = _differs(was[0].record, one.record, begun, before, streams[rank])
+                if differs is not None:
+                    return StepDifference(step, rank, *differs)
+            if is_strict and was and not other.made(rank, step):
+                return StepDifference(step, rank, MISSING, [])
     return None
 
 
+def _drawn_from(undisturbed: RunHistory, rank: int) -> set[str]:
+    """The generators that steps draw from: others may have any state, and make no difference."""
+    seen: dict[str, set[str]] = {}
+    for made in undisturbed.steps(rank):
+        for name, digest in [*made.record.random_before.items(), *made.record.random.items()]:
+            seen.setdefault(name, set()).add(digest)
+    return {name for name, digests in seen.items() if len(digests) > 1}
+
+
 def _seeded(undisturbed: RunHistory, other: RunHistory, rank: int) -> set[str]:
-    """The streams of random numbers that began alike."""
+    """The generators that began alike."""
     one, another = undisturbed.found(rank), other.found(rank)
     if one is None or another is None:
         return set()
     return {name for name in one.random if one.random[name] == another.random.get(name)}
 
 
-def _differ(was: StepRecord, one: MadeStep, rank: int, seeded: set[str]) -> StepDifference | None:
-    record = one.record
-    if was.world_size != record.world_size:
-        names = [n for n in was.state if was.state[n] != record.state.get(n, was.state[n])]
-        return StepDifference(0, rank, "state", names[0], one.pid) if names else None
-    for part in PARTS:
-        before, after = getattr(was, part), getattr(record, part)
-        if before == after:
+def _before(undisturbed: RunHistory, rank: int, step: int) -> Mapping[str, str] | None:
+    if step == 1:
+        found = undisturbed.found(rank)
+        return found.state if found is not None else None
+    made = undisturbed.made(rank, step - 1)
+    return made[0].record.state if made else None
+
+
+def _differs(
+    was: StepRecord,
+    now: StepRecord,
+    found: StateFound | None,
+    before: Mapping[str, str] | None,
+    streams: set[str],
+) -> tuple[str, list[str], tuple[str, str] | None] | None:
+    if was.world_size != now.world_size:  # ranks are not the same ranks: see the module
+        names = [n for n in was.state if was.state[n] != now.state.get(n, was.state[n])]
+        return (STATE, names, None) if names else None
+    for part, field in _RECORDED:
+        if part == RATE and found is not None and before is not None:
+            names = [n for n in found.state if n in before and found.state[n] != before[n]]
+            if names:
+                return BEFORE, names, None
+        one, other = getattr(was, field), getattr(now, field)
+        if part in (RANDOM, RANDOM_AFTER):
+            one, other = ({n: d for n, d in all_.items() if n in streams} for all_ in (one, other))
+        if one == other:
             continue
-        name = ""
-        if isinstance(before, dict):
-            names = [n for n in [*before, *after] if before.get(n) != after.get(n)]
-            if part == "random":
-                names = [n for n in names if n in seeded]
-            if not names:
-                continue
-            name = names[0]
-        return StepDifference(0, rank, part, name, one.pid)
+        if isinstance(one, dict):
+            return part, [n for n in {**one, **other} if one.get(n) != other.get(n)], None
+        pairs = [pair for pair in zip(one, other, strict=False) if pair[0] != pair[1]]
+        is_number = part in (RATE, LOSS) and pairs
+        values = (_hex(pairs[0][0]), _hex(pairs[0][1])) if is_number else None
+        return part, [], values
     return None
+
+
+def _hex(number: str | float) -> str:
+    return number if isinstance(number, str) else number.hex()
 
 
 class SamplesSeen(NamedTuple):

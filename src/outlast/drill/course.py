@@ -23,7 +23,7 @@ from outlast.config import Settings
 from outlast.drill.compare import RunHistory, first_difference
 from outlast.drill.faults.aim import PlannedFault
 from outlast.drill.faults.catalogue import Bounds
-from outlast.drill.faults.fault import Struck, is_answered
+from outlast.drill.faults.fault import FOR_GOOD, Struck, is_answered
 from outlast.drill.grade import Grade, RunEnd, grade
 from outlast.drill.rehearsal import Rehearsal
 from outlast.drill.target import Target
@@ -338,14 +338,22 @@ class _Striker:
             self.struck = struck
             self._listener.struck(struck)
             self._planned.finish(_Ending(job, self._ends), self._is_noticed)
+            for place in job.machines:
+                if place.is_down:  # a notice's time was over, and the machine has gone
+                    place.start()
         finally:
             self.is_over = True
 
     def _is_noticed(self) -> bool:
-        """Whether what strikes for good can be undone now: the job has answered it."""
+        """Whether there is nothing to wait for: what strikes for good has been answered.
+
+        What lasts a while is healed when that is over. A notice that is only heard stands: the
+        machine goes at its end, unless the job has left before, and was healed for its next start.
+        """
         if self._is_healed or self.struck is None:
             return True
-        return is_answered(self._job, self._planned.fault.promise, self.struck)
+        fault = self._planned.fault
+        return fault.lasts_s == FOR_GOOD and is_answered(self._job, fault.promise, self.struck)
 
 
 class _Ending:

@@ -20,7 +20,19 @@ from typing import Final, NamedTuple
 import msgspec
 
 from outlast import config
-from outlast.drill.compare import RunHistory, StepDifference, first_difference, samples
+from outlast.drill.compare import (
+    BATCH,
+    BEFORE,
+    LOSS,
+    RANDOM,
+    RANDOM_AFTER,
+    RATE,
+    STATE,
+    RunHistory,
+    StepDifference,
+    first_difference,
+    samples,
+)
 from outlast.drill.faults.aim import PlannedFault, at, during
 from outlast.drill.faults.fault import Struck
 from outlast.drill.grade import SLACK_S, Check
@@ -323,14 +335,14 @@ def compare(undisturbed: DemoRun, disturbed: DemoRun, steps: int) -> list[Check]
         ends,
         _equal(
             found,
-            ("losses", "rates"),
+            (LOSS, RATE),
             f"loss of all {steps} steps on both ranks equal to the last bit ({again} steps done "
             "twice, equal too)",
             is_whole=one.reached() == other.reached() == steps,
         ),
         _equal(
             found,
-            ("state", "random"),
+            (BEFORE, STATE, RANDOM, RANDOM_AFTER),
             "all weights, optimizer state and random numbers equal behind each of them",
             is_whole=bool(one.ranks) and one.ranks == other.ranks,
         ),
@@ -350,7 +362,7 @@ def _equal(
 def _same_data(
     found: StepDifference | None, one: RunHistory, other: RunHistory, steps: int
 ) -> Check:
-    if found is not None and found.part == "inputs":
+    if found is not None and found.part == BATCH:
         return Check(holds=False, what=found.words)
     seen = samples(one, other, steps)
     return Check(

@@ -3,22 +3,27 @@
 A run of the drill has a copy of the directory that the command was given in, settings of its own
 made of the user's, and tiers below its own directory in place of the user's. What the script opens
 by a relative name is therefore the copy's. What is large (more than 64 MB a file, 256 MB in all) is
-linked to and not copied: a script that writes over such a file does so in the drill as well.
+linked to and not copied: a script that writes over such a file does so in the drill as well. A
+directory with which there would be more than 20,000 entries is linked to as a whole: what a script
+writes into it lands in the real one, and the command says so at its start.
 
 Guarantees: no tier and no directory of the user's job is written to, whatever ``dir=`` the script
 says; commands that tell people of events are not called.
 
-What breaks the guarantee: names that a script has in full (``/data/out``), and other machines that
-it talks to.
+What breaks the guarantee: names that a script has in full (``/data/out``), directories that are
+linked to, and other machines that it talks to.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
+from collections import deque
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from itertools import islice
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
 import msgspec
 
@@ -164,40 +169,76 @@ def copy_tree(source: Path, target: Path, *, apart: Path) -> list[str]:
         apart: a directory that is not copied, though it may lie inside.
 
     Returns:
-        What was linked, relative to ``source``.
+        What was linked, relative to ``source``; whole directories end in a slash.
     """
-    linked: list[str] = []
-    room, files = COPY_BYTES_MAX, 0
     target.mkdir()
-    for place, directories, names in os.walk(source):
-        here = Path(place)
-        there = target / here.relative_to(source)
-        directories[:] = [
-            name
-            for name in sorted(directories)
-            if name not in _LEFT_OUT
-            and (here / name).resolve() not in (apart, target)
-            and not (here / name / _JOB).exists()
-        ]
-        for name in directories:
-            if not (here / name).is_symlink():
-                (there / name).mkdir()
-        for name in [*sorted(names), *(n for n in directories if (here / n).is_symlink())]:
-            one = here / name
-            if one.is_symlink():
-                (there / name).symlink_to(one.resolve())
-                continue
-            if not one.is_file():
-                continue
-            size = one.stat().st_size
-            files += 1
-            if size > FILE_BYTES_MAX or size > room or files > FILES_MAX:
-                (there / name).symlink_to(one)
-                linked.append(str(one.relative_to(source)))
-            else:
-                room -= size
-                shutil.copy2(one, there / name)
+    linked = []
+    for one in _walk(source, apart=(apart, target)):
+        there = target / one.name
+        if one.is_linked:
+            there.symlink_to((source / one.name).resolve())
+        if one.is_linked and not (source / one.name).is_symlink():
+            linked.append(f"{one.name}/" if one.is_directory else one.name)
+        elif one.is_directory and not one.is_linked:
+            there.mkdir()
+        elif not one.is_linked:
+            shutil.copy2(source / one.name, there)
     return linked
+
+
+def linked_directories(source: Path, root: Path) -> list[str]:
+    """The directories that a drill with its runs below ``root`` will link to as a whole.
+
+    What a script writes into one of them lands in the real one.
+    """
+    found = _walk(source, apart=(root.resolve(),))
+    return [one.name for one in found if one.is_linked and one.is_directory]
+
+
+class _Placed(NamedTuple):
+    """What is there of a working directory, by its path in it."""
+
+    name: str
+    is_directory: bool
+    is_linked: bool
+
+
+def _walk(source: Path, *, apart: Collection[Path]) -> Iterator[_Placed]:
+    """What a copy has, the shallow ahead of the deep: a script lies there, and data below.
+
+    A directory with more entries than may still come is linked as a whole: neither its files nor
+    what is below are looked at one by one.
+    """
+    room, entries = COPY_BYTES_MAX, 0
+    waiting = deque([Path()])
+    while waiting:
+        here = waiting.popleft()
+        left = FILES_MAX - entries
+        # No more than that is listed; of the working directory itself everything is.
+        names: list[str] = []
+        with contextlib.suppress(PermissionError), os.scandir(source / here) as found:
+            names = [one.name for one in islice(found, None if here == Path() else left + 1)]
+        if here != Path():
+            is_linked = len(names) > left
+            yield _Placed(str(here), is_directory=True, is_linked=is_linked)
+            if is_linked:
+                continue
+        entries += len(names)
+        for name in sorted(names):
+            path, one = str(here / name), source / here / name
+            if one.is_dir():
+                is_job = (one / _JOB).exists()
+                if name in _LEFT_OUT or one.resolve() in apart or is_job:
+                    continue
+            if one.is_symlink():
+                yield _Placed(path, is_directory=False, is_linked=True)
+            elif one.is_dir():
+                waiting.append(here / name)
+            elif one.is_file():
+                size = one.stat().st_size
+                is_linked = size > FILE_BYTES_MAX or size > room
+                room -= 0 if is_linked else size
+                yield _Placed(path, is_directory=False, is_linked=is_linked)
 
 
 def _quoted(text: str) -> str:

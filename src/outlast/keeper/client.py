@@ -35,6 +35,7 @@ from outlast.keeper.process import (
     connect,
     is_foreign,
 )
+from outlast.tiers import PEER
 
 logger = logging.getLogger(__name__)
 
@@ -121,7 +122,16 @@ class Client:
         }
         return MemoryTier(arenas, kept, num_peers=answer.num_peers)
 
-    def fetch(self, tier: str, operation: str, name: str, start: int = 0, size: int = 0) -> bytes:
+    def fetch(
+        self,
+        tier: str,
+        operation: str,
+        name: str,
+        start: int = 0,
+        size: int = 0,
+        *,
+        copy: int = 0,
+    ) -> bytes:
         """An answer about a tier that only the keeper may touch.
 
         Raises:
@@ -129,7 +139,13 @@ class Client:
         """
         number = next(self._numbers)
         ask = wire.Fetch(
-            number=number, tier=tier, operation=operation, name=name, start=start, size=size
+            number=number,
+            tier=tier,
+            operation=operation,
+            name=name,
+            start=start,
+            size=size,
+            copy=copy,
         )
         answer, blob, _ = self._ask(ask, number, ANSWER_TIMEOUT_S)
         if answer.error:
@@ -256,13 +272,18 @@ class Remote(ReadOnlyTier):
 
     def read_into(self, name: str, buffer: memoryview, offset: int = 0) -> int:
         """Fill ``buffer`` from byte ``offset`` of ``name``."""
-        data = self._client.fetch(self._tier, "read_into", name, offset, len(buffer))
+        return self.read_copy(0, name, buffer, offset)
+
+    def read_copy(self, number: int, name: str, buffer: memoryview, offset: int) -> int:
+        """``read_into``; of several machines that have the file, that of this number is first."""
+        data = self._client.fetch(self._tier, "read_into", name, offset, len(buffer), copy=number)
         buffer[: len(data)] = data
         return len(data)
 
     def open(self, name: str) -> _RemoteReader:
         """Open ``name``."""
-        return _RemoteReader(self, name, self.size(name))
+        kind = _RemoteCopiesReader if self._tier == PEER else _RemoteReader
+        return kind(self, name, self.size(name))
 
     def _read_only(self, name: str) -> OSError:
         text = "mended by outlast checkpoints repair, not by a worker"
@@ -280,6 +301,11 @@ class _RemoteReader:
 
     def close(self) -> None:
         pass
+
+
+class _RemoteCopiesReader(_RemoteReader):
+    def read_copy(self, number: int, buffer: memoryview, offset: int) -> int:
+        return self._remote.read_copy(number, self._name, buffer, offset)
 
 
 # --- the line, made again -------------------------------------------------------------------------

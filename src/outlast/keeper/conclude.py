@@ -38,6 +38,7 @@ from typing import Final, NamedTuple
 
 import msgspec
 
+from outlast.checkpoint.catalog import is_still_there
 from outlast.checkpoint.manifest import (
     FORMAT,
     MANIFEST,
@@ -310,6 +311,7 @@ logger = logging.getLogger(__name__)
 # --- the end --------------------------------------------------------------------------------------
 
 PAUSES_S: Final = (0.2, 1.0)  # between tries to put the manifest
+REMOVED: Final = "the save was removed while this process was paused"
 MAX_PAST: Final = 64
 MAX_MANIFESTS: Final = 4  # of the newest of these: other machines may still ask for them
 LATE_S: Final = 5.0  # after which it is put on record that a save is held
@@ -562,7 +564,7 @@ class Conclusions:
     def _put(self, save: Save, manifest: Manifest, data: bytes, start_s: float) -> None:
         tier, storage = self._files.target(save)
         if storage is not None:
-            put_manifest(storage, f"{save.name}/{MANIFEST}", data)
+            put_manifest(storage, save.name, data)
         self._keep(save, data, tier)
         timings = save.timings(start_s)
         num_bytes = num_bytes_of(manifest)
@@ -717,13 +719,15 @@ class Conclusions:
         )
 
 
-def put_manifest(storage: Storage, name: str, data: bytes) -> None:
+def put_manifest(storage: Storage, save: SaveName, data: bytes) -> None:
     """Commit, tried again when it fails.
 
     Raises:
         FileExistsError: another manifest has the name, as that of a save that is being removed.
+        FileNotFoundError: the save was removed while this process was paused.
         OSError: as the storage gave it.
     """
+    name = f"{save}/{MANIFEST}"
     for pause_s in (*PAUSES_S, None):
         try:
             # Of a try that failed the name may be there, and be ours.
@@ -731,6 +735,7 @@ def put_manifest(storage: Storage, name: str, data: bytes) -> None:
                 raise FileExistsError(
                     errno.EEXIST, "another manifest is there already", storage.describe(name)
                 )
+            is_there = is_still_there(storage, save)
         except FileExistsError:
             raise
         except OSError as error:
@@ -739,4 +744,6 @@ def put_manifest(storage: Storage, name: str, data: bytes) -> None:
             logger.warning("%s: %s; trying again", storage.describe(name), error)
             time.sleep(pause_s)
         else:
-            return
+            break
+    if not is_there:
+        raise FileNotFoundError(errno.ENOENT, REMOVED, storage.describe(str(save)))

@@ -27,7 +27,7 @@ import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, Final, Literal, NamedTuple, Protocol
 
-from outlast.checkpoint.catalog import KnownHealth, prune
+from outlast.checkpoint.catalog import KnownHealth, is_still_there, prune
 from outlast.checkpoint.manifest import (
     FULL,
     MANIFEST,
@@ -46,7 +46,7 @@ from outlast.checkpoint.mend import copy_file
 from outlast.checkpoint.transfer import inventory_of
 from outlast.errors import CheckpointInvalid
 from outlast.keeper import protocol
-from outlast.keeper.conclude import Committed
+from outlast.keeper.conclude import REMOVED, Committed
 from outlast.keeper.memory import Due, MemoryTier
 from outlast.policy.drain import hopeless
 from outlast.storage import Storage, in_words, unwritten
@@ -535,12 +535,16 @@ class Copier:
             )
             while not waiting.look():
                 self._pause(waiting.pause_s)
-            path = f"{directory}/{MANIFEST}"
-            if not target.put_new(path, committed.data) and target.read(path) != committed.data:
-                raise FileExistsError(
-                    f"{target.describe(path)} is there and is not what was committed; see: "
-                    "outlast checkpoints repair"
-                )
+            self._put_manifest(committed)
+
+    def _put_manifest(self, committed: Committed) -> None:
+        save, target = committed.manifest.save, self.tier.storage
+        path = f"{save}/{MANIFEST}"
+        if not target.put_new(path, committed.data) and target.read(path) != committed.data:
+            words = "is there and is not what was committed; see: outlast checkpoints repair"
+            raise FileExistsError(f"{target.describe(path)} {words}")
+        if not is_still_there(target, save):
+            raise NotComing(REMOVED)
 
     def _is_there(self, committed: Committed) -> bool:
         """Whether the tier has it: what a commit names is not written again."""

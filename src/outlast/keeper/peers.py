@@ -7,7 +7,7 @@ begins before a supervisor has handed over the job's key and a listening socket.
 The tier asks all machines at once what they have when it is listed; one that says nothing for some
 seconds (its keeper is stopped, say) has nothing. Bytes are then read from any machine that has
 them, and from another when one fails. Nothing is believed here: the reader compares each block with
-the manifest, as with any tier.
+the manifest, as with any tier, and asks for the next machine's copy where one is wrong.
 """
 
 from __future__ import annotations
@@ -100,12 +100,25 @@ class PeerTier:
             self.read_into(name, memoryview(buffer)[start : start + BLOCK_BYTES], start)
         return bytes(buffer)
 
-    def read_into(self, name: str, buffer: memoryview, offset: int = 0) -> int:
-        """Fill ``buffer`` from byte ``offset``, from the first machine that can."""
+    def read_into(self, name: str, buffer: memoryview, offset: int = 0, *, copy: int = 0) -> int:
+        """Fill ``buffer`` from byte ``offset``, from the first machine that can.
+
+        Args:
+            name: of the file.
+            buffer: is filled.
+            offset: in the file.
+            copy: which machine's is asked for first, of those that have the file.
+
+        Raises:
+            FileNotFoundError: there are not so many.
+            OSError: none of them gave it.
+        """
         place = self._placed(name)
+        if copy >= len(place.members):
+            raise FileNotFoundError(errno.ENOENT, "no other machine has it in memory", name)
         view = buffer[: max(place.size - offset, 0)]
         failure: Exception | None = None
-        for member in place.members:
+        for member in (*place.members[copy:], *place.members[:copy]):
             try:
                 for start in range(0, len(view), BLOCK_BYTES):
                     self._read(member, name, view[start : start + BLOCK_BYTES], offset + start)

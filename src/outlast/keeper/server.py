@@ -560,7 +560,11 @@ def _read(storage: Storage | PeerTier, message: wire.Fetch) -> bytes:
             return storage.read(name)
         case "read_into":
             buffer = bytearray(message.size)
-            count = storage.read_into(name, memoryview(buffer), message.start)
+            view = memoryview(buffer)
+            if isinstance(storage, PeerTier):
+                count = storage.read_into(name, view, message.start, copy=message.copy)
+            else:
+                count = storage.read_into(name, view, message.start)
             return bytes(buffer[:count])
     raise ValueError(f"{message.operation} cannot be asked for")
 

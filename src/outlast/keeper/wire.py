@@ -248,6 +248,7 @@ class Fetch(ipc.Message):
     name: str
     start: int = 0
     size: int = 0
+    copy: int = 0  # of those that other machines have, the one to be asked first
 
 
 class Fetched(ipc.Message):

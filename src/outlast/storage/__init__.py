@@ -19,7 +19,7 @@ from __future__ import annotations
 import errno
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Final, Protocol
+from typing import Final, Protocol, runtime_checkable
 
 from outlast.errors import FULL, ConfigError, remedy
 from outlast.storage.directory import Directory
@@ -28,6 +28,7 @@ from outlast.tiers import OBJECT_SCHEMES
 
 __all__ = [
     "Blob",
+    "CopiesReader",
     "Directory",
     "ObjectStore",
     "Patience",
@@ -76,6 +77,23 @@ class Reader(Protocol):
 
     def close(self) -> None:
         """Let go of the file."""
+
+
+@runtime_checkable
+class CopiesReader(Reader, Protocol):
+    """An open file of which several machines have a copy, and which is read from one of them."""
+
+    def read_copy(self, number: int, buffer: memoryview, offset: int) -> int:
+        """``read_into`` from another copy, where the bytes of the one before were wrong.
+
+        Args:
+            number: of the copy, from 1.
+            buffer: filled from byte ``offset``.
+            offset: in the file.
+
+        Raises:
+            FileNotFoundError: there are not so many.
+        """
 
 
 class Storage(Protocol):

@@ -91,6 +91,19 @@ def test_two_ranks_are_proved(floor, tmp_path):
     assert found["workers"] == 2
 
 
+def test_a_script_that_fails_undisturbed_is_answered_in_json_too(floor, tmp_path):
+    script = tmp_path / "broken.py"
+    script.write_text("import torch\n\nraise RuntimeError('no such data')\n")
+    place = tmp_path / "drill"
+    started = floor.outlast("drill", "resume", "--json", "--dir", place, "--", script)
+    assert started.wait(LIMIT_S) == 1
+    found = json.loads(started.out)
+    assert not found["is_proved"]
+    assert found["verdict"].startswith("the script made no step that could be seen (exit ")
+    (line,) = started.err.splitlines()
+    assert found["verdict"] in line
+
+
 def test_an_unchanged_script_is_told_what_it_can_get(floor, tmp_path):
     script = HERE / "recorded.py"
     code, found = drilled(floor, tmp_path, "--steps", 12, "--", script, "plain")

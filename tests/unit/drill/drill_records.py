@@ -31,7 +31,9 @@ def found(number=0, *, is_counted=True, **changed):
 
 
 def worker(rank, steps, *, pid=None, attempt=1, t=0.0, world_size=2, at=None):
-    """One process' record."""
+    """One process' record; it has found what the step ahead of its first one has left."""
+    steps = list(steps)
+    first = steps[0].step if steps else 1
     begun = WorkerBegun(
         pid=100 * attempt + rank if pid is None else pid,
         rank=rank,
@@ -41,7 +43,7 @@ def worker(rank, steps, *, pid=None, attempt=1, t=0.0, world_size=2, at=None):
         t=t,
         versions={},
     )
-    return WorkerRecord(begun, found=found() if at is None else at, steps=list(steps))
+    return WorkerRecord(begun, found=found(first - 1) if at is None else at, steps=steps)
 
 
 def run(last=4, ranks=2):

@@ -2,10 +2,9 @@
 
 import pytest
 
-from outlast.drill.compare import RunHistory
+from outlast.drill.compare import RunHistory, StepDifference, first_difference
 from outlast.drill.proof import conditions as of
 from outlast.drill.proof.causes import still_in_order, suspect_kernel, suspects
-from outlast.drill.proof.runs import Difference, difference
 from outlast.drill.proof.script_lines import ScriptLines
 from outlast.drill.record import (
     NotedOperations,
@@ -102,7 +101,8 @@ UNDISTURBED = [step(number) for number in range(1, 6)]
 def compared(steps, found):
     one = RunHistory([record(UNDISTURBED, found=found_at(0))])
     first = record(UNDISTURBED[:2], found=found_at(0))
-    return difference(one, RunHistory([first, record(steps, found=found, pid=2)], one), 5)
+    other = RunHistory([first, record(steps, found=found, pid=2)], one)
+    return first_difference(one, other, 5, is_strict=True)
 
 
 def test_runs_that_are_the_same():
@@ -137,10 +137,10 @@ def test_what_differs_first_is_what_is_nearest_to_the_cause(changed, found, part
 
 
 def test_numbers_are_shown_as_far_as_they_differ():
-    far = Difference(3, 0, "loss", [], ("0x1p+0", "0x1p+1"))
-    near = Difference(3, 0, "loss", [], ((1.0).hex(), (1.0 + 2**-52).hex()))
-    assert far.words == "step 3, rank 0: the loss, 1 and 2"
-    assert near.words == "step 3, rank 0: the loss, in its last bits"
+    far = StepDifference(3, 0, "loss", [], ("0x1p+0", "0x1p+1"))
+    near = StepDifference(3, 0, "loss", [], ((1.0).hex(), (1.0 + 2**-52).hex()))
+    assert far.words == "from step 3 on: the loss on rank 0, 1 and 2"
+    assert near.words == "from step 3 on: the loss on rank 0, in its last bits"
 
 
 def test_suspects_are_grouped_by_the_object_that_gives_its_state():
@@ -161,12 +161,12 @@ def test_suspects_are_grouped_by_the_object_that_gives_its_state():
 
 
 def test_what_is_tried_first_is_what_makes_the_first_difference():
-    assert still_in_order(Difference(1, 0, "learning rate", []))[0] == of.CLOCK
-    assert still_in_order(Difference(1, 0, "random numbers", ["python"]))[0] == of.SEED_PYTHON
-    assert len(set(still_in_order(Difference(1, 0, "loss", [])))) == 10
+    assert still_in_order(StepDifference(1, 0, "learning rate", []))[0] == of.CLOCK
+    assert still_in_order(StepDifference(1, 0, "random numbers", ["python"]))[0] == of.SEED_PYTHON
+    assert len(set(still_in_order(StepDifference(1, 0, "loss", [])))) == 10
 
 
 def test_a_step_that_is_never_made_again_is_a_difference():
     differs = compared(UNDISTURBED[2:4], found_at(2))
     assert (differs.step, differs.part) == (5, "end")
-    assert "never made" in differs.words
+    assert "never made it" in differs.words

@@ -18,14 +18,14 @@ def test_the_first_of_several_differences_is_named():
     records[1].steps[3] = step(4, 1, losses=["0x1p+1"], state={"model.weight": "other"})
     records[1].steps[4] = step(5, 1, losses=["0x1p+1"])
     differs = first_difference(*beside(records), STEPS)
-    assert (differs.step, differs.rank, differs.part) == (4, 1, "losses")
-    assert differs.words == "from step 4 on: the loss on rank 1"
+    assert (differs.step, differs.rank, differs.part) == (4, 1, "loss")
+    assert differs.words == "from step 4 on: the loss on rank 1, 0.25 and 2"
 
 
 def test_a_tensor_that_differs_has_its_name():
     records = run(STEPS)
     records[0].steps[2] = step(3, state={"model.weight": "w3", "optimizer.exp_avg": "other"})
-    assert first_difference(*beside(records), STEPS).name == "optimizer.exp_avg"
+    assert first_difference(*beside(records), STEPS).names == ["optimizer.exp_avg"]
 
 
 def test_what_lies_behind_the_last_step_is_not_compared():

@@ -9,6 +9,7 @@ from keeper_fakes import JOB, FakeKeeper
 from unit_fakes import WatchedStorage
 from unit_names import committed, save_name, save_of
 
+from outlast.checkpoint.catalog import remove_save
 from outlast.checkpoint.manifest import MANIFEST, shard_file, signed_by, state_file
 from outlast.keeper import copies as room
 from outlast.keeper.copies import DurableTier, TierCopies
@@ -26,6 +27,7 @@ class Tiers:
         monkeypatch.setattr(room, "PAUSE_S", 0.01)
         monkeypatch.setattr(room, "PAUSE_MAX_S", 0.05)
         self.error = None
+        self.ahead_of = lambda operation, name: None
         self.gate = threading.Event()
         self.gate.set()
         self.local = Directory(path / "local")
@@ -46,6 +48,7 @@ class Tiers:
 
     def _fail(self, operation, name):
         assert self.gate.wait(LIMIT_S)
+        self.ahead_of(operation, name)
         return self.error if operation == "create" else None
 
     def save(self, step, tiers=None):
@@ -103,6 +106,21 @@ def test_a_failure_is_repeated_until_a_newer_one_takes_its_place(tiers):
     assert committed(tiers.shared) == [2]
     assert ("save_skipped", 1) in tiers.events
     assert tiers.copies._copiers["shared"].failures >= 2
+
+
+def test_a_copy_that_is_pruned_while_its_writer_is_paused_is_no_copy(tiers):
+    """By another machine: its files are gone when the manifest comes."""
+
+    def pause(did, name):
+        if (did, name) == ("put_new", f"{save_name(1)}/{MANIFEST}"):
+            assert remove_save(tiers.shared, save_of(1), is_unfinished=True)
+
+    tiers.ahead_of = pause
+    tiers.save(1)
+    tiers.settle()
+    assert ("tier_copied", 1) not in tiers.events
+    assert ("save_skipped", 1) in tiers.events
+    assert committed(tiers.shared) == []
 
 
 def test_a_further_try_brings_what_is_missing_and_nothing_else(tiers, monkeypatch):

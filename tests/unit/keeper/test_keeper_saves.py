@@ -8,7 +8,8 @@ from unit_checkpoints import flat
 from unit_fakes import WatchedStorage
 from unit_names import committed, save_name, save_of
 
-from outlast.checkpoint.manifest import BLOCK_BYTES, PartEntry
+from outlast.checkpoint.catalog import remove_save
+from outlast.checkpoint.manifest import BLOCK_BYTES, MANIFEST, PartEntry
 from outlast.checkpoint.transfer import read_manifest
 from outlast.keeper import protocol, wire
 from outlast.keeper.flight import RankOutcome
@@ -668,6 +669,24 @@ def test_a_zombie_of_an_older_attempt_takes_nothing_from_a_newer_one(keeper, dis
     assert files_of(disk, save_name(5, attempt=2)) == before
     assert verify(disk, 5).attempt == 2
     assert verify(disk, save_of(5, attempt=1)).attempt == 1
+
+
+def test_a_save_that_is_pruned_while_its_writer_is_paused_is_no_commit(keeper, disk):
+    """Its files are gone when the manifest comes, and it may be the only one that is listed."""
+    manifest = f"{save_name(5)}/{MANIFEST}"
+
+    def pause(did, name):
+        if (did, name) == ("put_new", manifest):
+            assert remove_save(disk, save_of(5), is_unfinished=True)
+
+    watched(keeper, disk, pause)
+    worker = keeper.worker()
+    worker.save(5, 1)
+    keeper.run()
+    assert [event for event, _ in keeper.events if event == "commit"] == []
+    assert "was removed while this process was paused" in worker.ended[-1].error
+    assert committed(disk) == []
+    assert keeper.committed == []
 
 
 def files_of(disk, name):

@@ -113,9 +113,10 @@ def an_unfinished_one_is_marked_before_it_goes(monkeypatch):
 
 
 def a_manifest_is_put_once(monkeypatch):
-    monkeypatch.setattr(
-        conclude, "put_manifest", lambda storage, name, data: storage.put(name, data)
-    )
+    def put(storage, save, data):
+        storage.put(f"{save}/{MANIFEST}", data)
+
+    monkeypatch.setattr(conclude, "put_manifest", put)
 
 
 def the_note_comes_first(monkeypatch):

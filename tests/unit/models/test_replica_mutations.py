@@ -4,6 +4,7 @@ import pytest
 from replica_machine import Replicas
 from switched_off import is_noticed
 
+from outlast.checkpoint import transfer
 from outlast.keeper import replicas
 from outlast.keeper.replicas import IncomingReplica, ReplicaStore
 from outlast.peer.seal import Bulk, Unsealer
@@ -48,12 +49,17 @@ def the_copy_before_stays_until_the_next_comes(monkeypatch):
     monkeypatch.setattr(ReplicaStore, "adopt", alone)
 
 
+def another_copy_is_asked_for(monkeypatch):
+    monkeypatch.setattr(transfer, "CopiesReader", ())
+
+
 PROTECTIONS = [
     an_older_copy_is_refused,
     each_block_is_compared,
     every_message_is_sealed,
     the_copy_stays_until_the_next_is_whole,
     the_copy_before_stays_until_the_next_comes,
+    another_copy_is_asked_for,
 ]
 
 

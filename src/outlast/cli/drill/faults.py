@@ -118,6 +118,7 @@ def command(
             f"{units.count(workers, 'worker')}"
             + (f" on each of {machines} machines" if machines > 1 else "")
         )
+        screen.tell_linked(setup.root)
         try:
             result = Drill(setup, screen).conduct(_plan(named, count, seed, bool(faults)))
         except NetworkError as error:

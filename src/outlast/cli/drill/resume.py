@@ -19,6 +19,7 @@ from outlast.drill.proof.exactness import (
     ResumeProof,
     StopTried,
 )
+from outlast.drill.proof.runs import ScriptFailed
 from outlast.drill.workplace import empty_place, script_of
 from outlast.ledger.narrator import place
 from outlast.report.text import Paper
@@ -64,7 +65,13 @@ def command(
         )
         empty_place(root)
         screen.introduce(" ".join(wanted.words), steps, workers)
-        proof = drill.run()
+        screen.tell_linked(root)
+        try:
+            proof = drill.run()
+        except ScriptFailed as error:
+            if as_json:  # besides the line on standard error: the same object as ever
+                click.echo(msgspec.json.encode(drill.unproved(error)))
+            raise
     if as_json:
         click.echo(msgspec.json.encode(proof))
     else:
@@ -76,7 +83,7 @@ def _report(console: Paper, proof: ResumeProof) -> None:
     for stop in proof.stops:
         _tell(console, _of_stop(stop), holds=not stop.differs)
     if proof.differs_from_itself:
-        words = f"two undisturbed runs differ first in {proof.differs_from_itself}"
+        words = f"two undisturbed runs differ {proof.differs_from_itself}"
         _tell(console, words, holds=False)
     if proof.trouble:
         console.print(Text(f"  not all of it could be recorded: {proof.trouble}"))
@@ -105,7 +112,7 @@ def _of_stop(stop: StopTried) -> str:
     steps = f"{left}, went on from step {stop.went_on_from}"
     again = f", {units.count(stop.again, 'step')} made twice" if stop.again else ""
     if stop.differs:
-        return f"{steps}{again}; differs first in {stop.differs}"
+        return f"{steps}{again}; differs {stop.differs}"
     return (
         f"{steps}{again}: batches, random numbers, rates, losses, weights and optimizer state of "
         f"all {stop.compared} steps equal, bit for bit"

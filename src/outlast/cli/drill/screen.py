@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+from pathlib import Path
 from typing import Any, Self
 
 from rich.live import Live
@@ -12,6 +13,7 @@ from outlast import units
 from outlast.drill.course import DrillListener
 from outlast.drill.faults.fault import Struck
 from outlast.drill.grade import Grade
+from outlast.drill.workplace import linked_directories
 from outlast.report.text import Paper
 
 
@@ -37,6 +39,15 @@ class RunScreen:
     def __exit__(self, *_: object) -> None:
         signal.signal(signal.SIGTERM, self._before)
         self._live.stop()
+
+    def tell_linked(self, root: Path) -> None:
+        """Say in one line which directories are the real ones in every run below ``root``."""
+        linked = linked_directories(Path.cwd(), root)
+        if linked:
+            some = ", ".join(linked[:3]) + (f" and {len(linked) - 3} more" if linked[3:] else "")
+            words = f"  too many files to copy, so these are the real directories: {some}; "
+            words += "what the script writes there stays"
+            self._live.console.print(Text(words, style="yellow"))
 
 
 class DrillScreen(RunScreen, DrillListener):

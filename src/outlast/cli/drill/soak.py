@@ -52,6 +52,7 @@ def soaked(
             f"[bold]outlast drill --soak[/]: {' '.join(setup.script.words)} for "
             f"{units.seconds(seconds)}, {units.count(setup.machines, 'machine')}"
         )
+        screen.tell_linked(setup.root)
         try:
             result = Soak(setup, seconds, seed, screen, names).run()
         except NetworkError as error:

@@ -21,8 +21,7 @@ from typing import Final, NamedTuple
 
 import msgspec
 
-from outlast.drill.proof import conditions as of
-from outlast.drill.proof.runs import (
+from outlast.drill.compare import (
     BATCH,
     BEFORE,
     LOSS,
@@ -30,8 +29,9 @@ from outlast.drill.proof.runs import (
     RANDOM_AFTER,
     RATE,
     STATE,
-    Difference,
+    StepDifference,
 )
+from outlast.drill.proof import conditions as of
 from outlast.drill.proof.script_lines import ScriptLines
 from outlast.drill.record import NotedCall, NotedOperations, WorkerRecord
 
@@ -93,7 +93,7 @@ TRIED_WORDS: Final = {
 }
 
 
-def still_in_order(first: Difference) -> list[str]:
+def still_in_order(first: StepDifference) -> list[str]:
     """What is held still, one after the other, where a script differs from itself.
 
     Those come first that make what differs first.

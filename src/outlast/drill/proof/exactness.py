@@ -25,7 +25,15 @@ from typing import Final
 import msgspec
 
 from outlast.config import Settings
-from outlast.drill.compare import RunHistory
+from outlast.drill.compare import (
+    BATCH,
+    LOSS,
+    MISSING,
+    STATE,
+    RunHistory,
+    StepDifference,
+    first_difference,
+)
 from outlast.drill.proof import conditions as of
 from outlast.drill.proof.causes import (
     TRIED_WORDS,
@@ -40,17 +48,7 @@ from outlast.drill.proof.causes import (
     suspects,
 )
 from outlast.drill.proof.conditions import Conditions
-from outlast.drill.proof.runs import (
-    BATCH,
-    LOSS,
-    MISSING,
-    STATE,
-    Difference,
-    ProvedRun,
-    ScriptFailed,
-    complete,
-    difference,
-)
+from outlast.drill.proof.runs import ProvedRun, ScriptFailed, complete
 from outlast.drill.proof.script_lines import ScriptLines
 from outlast.drill.record import NotedCall, WorkerRecord
 from outlast.drill.workplace import JobScript
@@ -167,6 +165,7 @@ class ResumeDrill:
         self._numbers = itertools.count(1)
         self._tried: list[TriedChange] = []
         self._causes: list[Cause] = []
+        self._began_s = time.monotonic()
 
     def run(self) -> ResumeProof:
         """Run it all.
@@ -174,12 +173,11 @@ class ResumeDrill:
         Raises:
             ScriptFailed: the script does not run through by itself, or makes no step.
         """
-        began_s = time.monotonic()
         first, second = self._undisturbed("two undisturbed runs")
         self._upto = max(first.reached(), second.reached())
-        own = difference(first, second, self._upto)
+        own = first_difference(first, second, self._upto, is_strict=True)
         stops: list[StopTried] = []
-        self._listener.ended(f"they differ: {own.words}" if own else "they are the same")
+        self._listener.ended(f"they differ {own.words}" if own else "they are the same")
         if own is not None:
             self._why_not_itself(own)
         else:
@@ -204,7 +202,24 @@ class ResumeDrill:
             tried=self._tried,
             trouble=self._trouble,
             directory=str(self._root),
-            seconds=time.monotonic() - began_s,
+            seconds=time.monotonic() - self._began_s,
+        )
+
+    def unproved(self, error: ScriptFailed) -> ResumeProof:
+        """What is known where ``run`` raised: nothing was compared, and this is why."""
+        return ResumeProof(
+            is_proved=False,
+            verdict=str(error),
+            has_session=False,
+            workers=self._workers,
+            steps=0,
+            differs_from_itself="",
+            stops=[],
+            causes=self._causes,
+            tried=self._tried,
+            trouble="",
+            directory=str(self._root),
+            seconds=time.monotonic() - self._began_s,
         )
 
     # --- runs ------------------------------------------------------------------------------------
@@ -279,7 +294,7 @@ class ResumeDrill:
                 )
             run.keep()
             stop, differs = self._go_on(run, at, code, Conditions(hold_after=self._steps))
-            words = f"differs from {differs.words}" if differs else "every step is the same"
+            words = f"differs {differs.words}" if differs else "every step is the same"
             self._listener.ended(f"exit {code}, went on from {stop.went_on_from}: {words}")
             if differs is not None and not self._causes:
                 self._why_not_resumed(run, stop, differs)
@@ -296,7 +311,7 @@ class ResumeDrill:
 
     def _go_on(
         self, run: ProvedRun, at: int, code: int, conditions: Conditions, what: str = ""
-    ) -> tuple[StopTried, Difference | None]:
+    ) -> tuple[StopTried, StepDifference | None]:
         left = [one.begun.pid for one in run.records()]
         run.start(conditions)
         self._finish(what or "started again", [run])
@@ -304,7 +319,7 @@ class ResumeDrill:
         records = run.records()
         history = RunHistory(records, self._first)
         upto = min(self._upto, history.reached())
-        differs = difference(self._first, history, self._upto)
+        differs = first_difference(self._first, history, self._upto, is_strict=True)
         if differs is not None and differs.part == MISSING and run.exit_code is not None:
             differs = differs._replace(names=[f"(exit {run.exit_code})"])
         again = [one for one in records if one.begun.pid not in left]
@@ -330,7 +345,7 @@ class ResumeDrill:
         self._listener.ended("the difference is gone" if helped else "no change")
         return helped
 
-    def _why_not_itself(self, own: Difference) -> None:
+    def _why_not_itself(self, own: StepDifference) -> None:
         if own.part in (LOSS, STATE) and self._find_kernel(own):
             return
         for change in still_in_order(own):
@@ -347,8 +362,8 @@ class ResumeDrill:
             self._causes = [cause_of(one, self._calls, self._lines) for one in needed]
 
     def _still_differs(
-        self, own: Difference, changes: list[str], *, notes: bool = True
-    ) -> Difference | None:
+        self, own: StepDifference, changes: list[str], *, notes: bool = True
+    ) -> StepDifference | None:
         what = " and ".join(TRIED_WORDS[one] for one in changes)
         words = what if len(changes) == 1 else f"{len(changes)} things held still"
         try:
@@ -357,13 +372,15 @@ class ResumeDrill:
             self._try(words, helped=False)
             return own
         first, second = RunHistory(one), RunHistory(other)
-        found = difference(first, second, max(first.reached(), second.reached()))
+        found = first_difference(
+            first, second, max(first.reached(), second.reached()), is_strict=True
+        )
         self._calls = _calls([*one, *other])
         if self._try(words, helped=found is None) and notes and len(changes) == 1:
             self._causes.append(cause_of(changes[0], self._calls, self._lines))
         return found
 
-    def _find_kernel(self, own: Difference) -> bool:
+    def _find_kernel(self, own: StepDifference) -> bool:
         what = f"each operation of step {own.step}, in two runs"
         one, other = self._pair(f"try: {what}", kernels_at=own.step)
         found = None
@@ -376,7 +393,7 @@ class ResumeDrill:
             self._causes.append(of_kernel(found))
         return found is not None
 
-    def _why_not_resumed(self, run: ProvedRun, stop: StopTried, differs: Difference) -> None:
+    def _why_not_resumed(self, run: ProvedRun, stop: StopTried, differs: StepDifference) -> None:
         if stop.went_on_from is None or differs.part == MISSING:
             return
         by_loader = self._lines.uses("DataLoader", "StatefulDataLoader")
@@ -490,7 +507,7 @@ def _calls(records: Sequence[WorkerRecord]) -> list[NotedCall]:
     return [call for record in records for call in record.calls]
 
 
-def _verdict(own: Difference | None, stops: Sequence[StopTried], *, has_session: bool) -> str:
+def _verdict(own: StepDifference | None, stops: Sequence[StopTried], *, has_session: bool) -> str:
     if own is not None:
         return (
             "not proved: two undisturbed runs of this script differ, so that no resume of it can "
@@ -500,7 +517,7 @@ def _verdict(own: Difference | None, stops: Sequence[StopTried], *, has_session:
     if wrong is not None:
         if wrong.went_on_from is None:
             return "not proved: it begins again from a state that the undisturbed run never had"
-        return f"not proved: stopped behind step {wrong.at}, it differs from {wrong.differs}"
+        return f"not proved: stopped behind step {wrong.at}, it differs {wrong.differs}"
     if not has_session and all(one.went_on_from == 0 for one in stops):
         return (
             "proved: a restart makes the same steps again, from the first one on: all work until "

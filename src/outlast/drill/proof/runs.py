@@ -3,27 +3,21 @@
 A job is run in a place of its own (``workplace``), up to a step behind which its workers wait to be
 ended, or up to the notice that it is given. What is compared comes from the workers' records.
 
-What differs is told in the order in which a step comes about: its batch, the random numbers and the
-state that it begins with, the learning rates, its loss, and what it leaves behind. So the first
-thing that differs is the one nearest to the cause.
-
 Guarantees: what a run has started is ended when its ``with`` block is left, by the mark of the run
 in the environment of each process, and no other process is.
 """
 
 from __future__ import annotations
 
-import contextlib
 import shutil
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Final, NamedTuple, Self
+from typing import Final, Self
 
 from outlast.config import Settings
-from outlast.drill.compare import RunHistory
 from outlast.drill.proof.conditions import CARRIED, HASH_SEED, Conditions, write_conditions
-from outlast.drill.record import StateFound, StepRecord, WorkerRecord, WorkerRecords
+from outlast.drill.record import WorkerRecord, WorkerRecords
 from outlast.drill.rehearsal import RehearsedMachine, run_command
 from outlast.drill.target import RECORDS
 from outlast.drill.workplace import JobScript, Workplace
@@ -180,137 +174,3 @@ def complete(runs: list[ProvedRun], told: Callable[[list[ProvedRun]], None]) -> 
         left = [run for run in left if not run.poll()]
         told(runs)
         time.sleep(POLL_S)
-
-
-# --- what differs ---------------------------------------------------------------------------------
-
-BATCH: Final = "batch"
-RANDOM: Final = "random numbers"
-BEFORE: Final = "state before"
-RATE: Final = "learning rate"
-LOSS: Final = "loss"
-STATE: Final = "state"
-RANDOM_AFTER: Final = "random numbers behind it"
-MISSING: Final = "end"  # the step was never made
-_RECORDED: Final = (
-    (BATCH, "inputs"),
-    (RANDOM, "random_before"),
-    (RATE, "rates"),
-    (LOSS, "losses"),
-    (STATE, "state"),
-    (RANDOM_AFTER, "random"),
-)
-
-
-class Difference(NamedTuple):
-    """The first thing that differs between two runs.
-
-    Attributes:
-        step: in which step, from 1.
-        rank: whose.
-        part: what kind of thing; see the constants above.
-        names: of the tensors, values or generators, as far as it has names.
-        values: of a number: what it was in the one run and in the other.
-    """
-
-    step: int
-    rank: int
-    part: str
-    names: list[str]
-    values: tuple[str, str] | None = None
-
-    @property
-    def words(self) -> str:
-        """In words, as the subject of a sentence without its end."""
-        if self.part == MISSING:
-            return f"step {self.step}, rank {self.rank}: it was never made {''.join(self.names)}"
-        some = ", ".join(self.names[:3])
-        more = f" and {len(self.names) - 3} more" if len(self.names) > 3 else ""
-        named = f": {some}{more}" if some else ""
-        two = ""
-        if self.values is not None:
-            one, other = map(_readable, self.values)
-            two = f", {one} and {other}" if one != other else ", in its last bits"
-        what = {
-            BEFORE: f"what it begins with{named}",
-            STATE: f"what it leaves behind{named}",
-        }.get(self.part, f"the {self.part}{named}{two}")
-        return f"step {self.step}, rank {self.rank}: {what}"
-
-
-def _readable(number: str) -> str:
-    with contextlib.suppress(ValueError):
-        return f"{float.fromhex(number):.6g}"
-    return number
-
-
-def difference(undisturbed: RunHistory, other: RunHistory, upto: int) -> Difference | None:
-    """What differs first in the steps 1 … ``upto``; None where nothing does.
-
-    Args:
-        undisturbed: the run that others are compared with.
-        other: its attempts are put where they belong.
-        upto: the newest step that is compared.
-    """
-    streams = {rank: _drawn_from(undisturbed, rank) for rank in undisturbed.ranks}
-    for step in range(1, upto + 1):
-        for rank in undisturbed.ranks:
-            was = undisturbed.made(rank, step)
-            for one in other.made(rank, step) if was else ():
-                found = other.found_by(one.pid)
-                first = found is not None and other.first_of(one.pid) is one.record
-                before = _before(undisturbed, rank, step) if first else None
-                begun = found if first else None
-                differs = _differs(was[0].record, one.record, begun, before, streams[rank])
-                if differs is not None:
-                    return Difference(step, rank, *differs)
-            if was and not other.made(rank, step):
-                return Difference(step, rank, MISSING, [])
-    return None
-
-
-def _drawn_from(undisturbed: RunHistory, rank: int) -> set[str]:
-    """The generators that steps draw from: others may have any state, and make no difference."""
-    seen: dict[str, set[str]] = {}
-    for made in undisturbed.steps(rank):
-        for name, digest in [*made.record.random_before.items(), *made.record.random.items()]:
-            seen.setdefault(name, set()).add(digest)
-    return {name for name, digests in seen.items() if len(digests) > 1}
-
-
-def _before(undisturbed: RunHistory, rank: int, step: int) -> Mapping[str, str] | None:
-    if step == 1:
-        found = undisturbed.found(rank)
-        return found.state if found is not None else None
-    made = undisturbed.made(rank, step - 1)
-    return made[0].record.state if made else None
-
-
-def _differs(
-    was: StepRecord,
-    now: StepRecord,
-    found: StateFound | None,
-    before: Mapping[str, str] | None,
-    streams: set[str],
-) -> tuple[str, list[str], tuple[str, str] | None] | None:
-    for part, field in _RECORDED:
-        if part == RATE and found is not None and before is not None:
-            names = [n for n in found.state if n in before and found.state[n] != before[n]]
-            if names:
-                return BEFORE, names, None
-        one, other = getattr(was, field), getattr(now, field)
-        if part in (RANDOM, RANDOM_AFTER):
-            one, other = ({n: d for n, d in all_.items() if n in streams} for all_ in (one, other))
-        if one == other:
-            continue
-        if isinstance(one, dict):
-            return part, [n for n in {**one, **other} if one.get(n) != other.get(n)], None
-        pairs = [pair for pair in zip(one, other, strict=False) if pair[0] != pair[1]]
-        is_number = part in (RATE, LOSS) and pairs
-        values = (_hex(pairs[0][0]), _hex(pairs[0][1])) if is_number else None
-        return part, [], values
-    return None
-
-
-def _hex(number: str | float) -> str:
-    return number if isinstance(number, str) else number.hex()

@@ -1,0 +1,68 @@
+"""What a run of the drill has of the working directory: copies, and links to what is too large."""
+
+import pytest
+
+from outlast.drill import workplace
+from outlast.drill.workplace import copy_tree, linked_directories
+
+MOST = 12
+
+
+@pytest.fixture
+def source(tmp_path, monkeypatch):
+    """A script, a package, and more samples than are copied; few of them in each directory."""
+    monkeypatch.setattr(workplace, "FILES_MAX", MOST)
+    place = tmp_path / "source"
+    for name in ("train.py", "package/model.py", *(f"data/{n % 4}/{n}.txt" for n in range(40))):
+        (place / name).parent.mkdir(parents=True, exist_ok=True)
+        (place / name).write_text(name)
+    (place / "drill").mkdir()
+    (place / "drill" / "earlier").write_text("a run")
+    return place
+
+
+def copied(source, target):
+    linked = copy_tree(source, target, apart=source / "drill")
+    assert [f"{one}/" for one in linked_directories(source, source / "drill")] == linked
+    return linked
+
+
+def test_directories_beyond_the_limit_are_linked_as_a_whole(source, tmp_path):
+    copy = tmp_path / "copy"
+    assert copied(source, copy) == ["data/0/", "data/1/", "data/2/", "data/3/"]
+    assert (copy / "data" / "0").readlink() == source / "data" / "0"
+    assert (copy / "data" / "3" / "39.txt").read_text() == "data/3/39.txt"
+    for name in ("train.py", "package/model.py", "package", "data"):
+        assert not (copy / name).is_symlink(), f"{name} is the copy's: it lies ahead of the data"
+    assert not (copy / "drill").exists()
+
+
+def test_a_link_of_the_users_is_a_link_to_the_same(source, tmp_path, monkeypatch):
+    monkeypatch.setattr(workplace, "FILES_MAX", 100)
+    (source / "latest").symlink_to("data/1")
+    (source / ".venv").symlink_to("package")
+    assert copied(source, tmp_path / "copy") == []
+    assert (tmp_path / "copy" / "latest").readlink() == source / "data" / "1"
+    assert not (tmp_path / "copy" / ".venv").exists()
+
+
+def test_no_more_of_a_directory_is_looked_at_than_may_be_copied(source, tmp_path, monkeypatch):
+    looked = []
+    is_file = type(source).is_file
+    monkeypatch.setattr(type(source), "is_file", lambda one: looked.append(one) or is_file(one))
+    copied(source, tmp_path / "copy")
+    assert len(looked) <= 2 * MOST, "once for the copy, once for the line ahead of it"
+
+
+def test_what_fits_is_copied(source, tmp_path, monkeypatch):
+    monkeypatch.setattr(workplace, "FILES_MAX", 100)
+    assert copied(source, tmp_path / "copy") == []
+    assert len(list((tmp_path / "copy" / "data").rglob("*.txt"))) == 40
+
+
+def test_a_file_that_is_too_large_is_linked_alone(source, tmp_path, monkeypatch):
+    monkeypatch.setattr(workplace, "FILES_MAX", 100)
+    (source / "package" / "weights.bin").write_bytes(bytes(1000))
+    monkeypatch.setattr(workplace, "FILE_BYTES_MAX", 999)
+    assert copy_tree(source, tmp_path / "copy", apart=source / "drill") == ["package/weights.bin"]
+    assert not (tmp_path / "copy" / "package").is_symlink()
