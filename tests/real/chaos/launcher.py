@@ -58,7 +58,11 @@ def run(kills, how, out):
 def script(out):
     """The script by itself: its session starts the keeper."""
     sys.argv = [str(SCRIPT), str(out)]
-    runpy.run_path(str(SCRIPT), run_name="__main__")
+    try:
+        runpy.run_path(str(SCRIPT), run_name="__main__")
+    except Exception as error:
+        sys.excepthook(type(error), error, error.__traceback__)  # as an interpreter would
+        sys.exit(1)
 
 
 def agent(out):

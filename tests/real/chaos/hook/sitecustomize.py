@@ -1,4 +1,4 @@
-"""Has ckpt-chaos count and strike in the job's keeper: what its own ``sitecustomize`` does for a script.
+"""Have ckpt-chaos count and strike in the job's keeper, as its own ``sitecustomize`` in a script.
 
 ckpt-chaos arms the first Python process of its command, and leaves the children alone. Here the
 command's processes take this file for theirs, and the first keeper arms itself, by the same call
@@ -82,7 +82,7 @@ def _counted(inject, name, call, torn=None):
 
 
 def _half(write, fd, data, *offset):
-    """Write half of the data; in whole pages, where there are some: a direct write takes no less."""
+    """Write half of the data; of several pages whole ones: a direct write takes no less."""
     half = len(data) // 2
     with contextlib.suppress(OSError):
         write(fd, memoryview(data)[: half - half % 4096 or half], *offset)
@@ -90,7 +90,7 @@ def _half(write, fd, data, *offset):
 
 def _path_of(fd):
     try:
-        return os.readlink(f"/proc/self/fd/{fd}")
+        return os.readlink(f"/proc/self/fd/{fd}")  # noqa: PTH115 - at each write
     except OSError:
         return "/"
 
@@ -133,7 +133,7 @@ def _below(pid):
 
 def _listed(path):
     try:
-        return os.listdir(path)
+        return os.listdir(path)  # noqa: PTH208
     except OSError:
         return []
 
