@@ -172,7 +172,9 @@ def stopped(watch: Watch, lives: list[tuple[float, float]]) -> dict[str, float]:
 def compared(watch: Watch, lives: list[tuple[float, float]], job: Path) -> dict[str, Any]:
     """Each group by the stop-watch and by the ledger, and whether they agree."""
     split = goodput(read_events(job))
-    by_ledger = {name: seconds / WORKERS for name, seconds in split.parts().items()}
+    by_ledger: dict[str, float] = {
+        str(name): seconds / WORKERS for name, seconds in split.parts().items()
+    }
     found: dict[str, Any] = {}
     for group, watched_s in stopped(watch, lives).items():
         told_s = sum(by_ledger.pop(name) for name in group.split(", "))

@@ -452,7 +452,8 @@ class _OpenTimeline:
     ) -> None:
         """Give a piece of training away, to each part at most what is left of it."""
         own = self.own
-        for part, seconds in (("stalled", stalled_s), ("script", script_s)):
+        spent: tuple[tuple[Part, float], ...] = (("stalled", stalled_s), ("script", script_s))
+        for part, seconds in spent:
             if seconds > 0:
                 given_s = seconds if seconds < left_s else left_s
                 own[part] += given_s
