@@ -21,6 +21,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -31,6 +32,7 @@ from outlast.attempt.beat import BEATS_VARIABLE, Beat
 from outlast.attempt.link import connect, open_store
 from outlast.health.watched import LEAST, Times, Timings, interval_s
 from outlast.launch import symptoms as judged
+from outlast.ledger.file import QueuedLedger
 from outlast.policy.stragglers import StepReports, Stragglers
 from outlast.training.timing import Meter, Samples
 
@@ -83,7 +85,9 @@ def worker(options: argparse.Namespace) -> None:
     model = torch.nn.Sequential(*[torch.nn.Linear(64, 64) for _ in range(4)])
     trained = torch.nn.parallel.DistributedDataParallel(model)
     batch = torch.randn(32, 64)
-    meter = Meter(Beat(), Samples(None, 1), alone=False, is_saving=lambda: False)
+    meter = Meter(
+        Beat(), Samples(QueuedLedger(Path(), job=""), 1), alone=False, is_saving=lambda: False
+    )
     number = 0
 
     def step(on: bool) -> tuple[float, float]:

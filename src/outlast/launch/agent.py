@@ -236,7 +236,7 @@ class Agent(LocalElasticAgent):
                 "attempt_formed",
                 world_size=worker_group.workers[0].world_size,
                 nodes=worker_group.group_world_size,
-                **self._machines.as_fields(),
+                hosts=self._machines.workers_by_host,
             )
         started = self._start_crew(worker_group)
         group = self._seats.of(worker_group)

@@ -229,12 +229,13 @@ class Machines:
         now = self._membership.attempt if self._membership is not None else None
         return [member.host for member in now.members] if now is not None else []
 
-    def as_fields(self) -> dict[str, dict[str, int]]:
-        """Each machine's name and workers, for the ledger; nothing where nobody says."""
+    @property
+    def workers_by_host(self) -> dict[str, int] | None:
+        """How many workers each machine of the attempt has, by name; None where nobody says."""
         found: dict[str, int] = {}
         for host, workers in zip(self.hosts, self.workers, strict=True):
             found[host] = found.get(host, 0) + workers  # several agents may run on one machine
-        return {"hosts": found} if found else {}
+        return found or None
 
     @property
     def num_aside(self) -> int:

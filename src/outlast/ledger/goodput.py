@@ -58,6 +58,7 @@ from __future__ import annotations
 
 import bisect
 import copy
+import itertools
 import math
 import operator
 from collections.abc import Callable, Iterable
@@ -293,17 +294,17 @@ def in_order(events: Iterable[Event]) -> Ordered:
         return events
     usable = [e for e in events if abs(e.t) <= _LARGEST_T and abs(e.mono) <= _LARGEST_T]
     usable.sort(key=_time_of)
+    times = [event.t for event in usable]
+    if not any(map(operator.eq, times, itertools.islice(times, 1, None))):
+        return Ordered(usable)
     ordered = Ordered()
-    begin = 0
-    for index in range(1, len(usable) + 1):
-        if index < len(usable) and usable[index].t == usable[begin].t:
-            continue
-        if index - begin == 1:
-            ordered.append(usable[begin])
-        else:  # several lines within one tick: nothing may depend on which of them comes first
-            once = {(event.mono, repr(event)): event for event in usable[begin:index]}
-            ordered += [once[key] for key in sorted(once)]
-        begin = index
+    for _, group in itertools.groupby(usable, key=_time_of):
+        ties = list(group)
+        if len(ties) > 1:
+            # Several lines within one tick: nothing may depend on which of them comes first.
+            once = {(event.mono, repr(event)): event for event in ties}
+            ties = [once[key] for key in sorted(once)]
+        ordered += ties
     return ordered
 
 
@@ -435,14 +436,36 @@ class _OpenTimeline:
             self.steps_replayed += again
         else:  # no step was completed, or training was rolled back within the attempt
             share_again = float(steps < 0 or self.step < self.mark)
-        self._first("stalled", stalled_s, until_t)
-        self._first("script", script_s, until_t)
-        self._first("data", data_s * (1 - share_again), until_t)
-        if 0 < share_again < 1:  # waits of the new steps are out; those of the others are theirs
-            whole_s = max(until_t - self.at_t, 0.0) + data_s * (1 - share_again)
-            self._first("replayed", whole_s * share_again, until_t)
-        self._give(until_t, "productive" if share_again < 1 else "replayed")
+        whole_s = until_t - self.at_t
+        if whole_s > 0:
+            self._cut(whole_s, share_again, stalled_s, script_s, data_s)
+            self.at_t = until_t
         self._reach(step)
+
+    def _cut(
+        self,
+        left_s: float,
+        share_again: float,
+        stalled_s: float,
+        script_s: float,
+        data_s: float,
+    ) -> None:
+        """Give a piece of training away, to each part at most what is left of it."""
+        own = self.own
+        spent: tuple[tuple[Part, float], ...] = (("stalled", stalled_s), ("script", script_s))
+        for part, seconds in spent:
+            if seconds > 0:
+                given_s = seconds if seconds < left_s else left_s
+                own[part] += given_s
+                left_s -= given_s
+        again_s = left_s * share_again
+        if share_again:
+            own["replayed"] += again_s
+        if share_again < 1:  # waits of replayed steps are theirs
+            left_s -= again_s
+            waited_s = min(max(data_s, 0.0) * (1 - share_again), left_s)
+            own["data"] += waited_s
+            own["productive"] += left_s - waited_s
 
     def _first(self, part: Part, seconds: float, until_t: float) -> None:
         """So much of the piece up to ``until_t``, at most all of it."""

@@ -477,9 +477,8 @@ def lived(ordered: Sequence[Event], incidents: Iterable[Incident]) -> Lived:
     for event in ordered:
         if event.get("joins"):  # another machine of the same attempt
             continue
-        if (
-            event.event == "step" and seen.since_t and seen.scope is None
-        ):  # of samples in a row the last one says how long it ran
+        if event.event == "step" and seen.since_t and seen.scope is None:
+            # Of samples in a row the last one says how long it ran.
             sampled_t = event.t
             continue
         if sampled_t is not None and event.event in _HEARD:

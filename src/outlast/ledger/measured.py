@@ -163,8 +163,8 @@ def tier_times(events: Iterable[Event]) -> dict[str, TierTime]:
                     one = found.setdefault(tier, dict.fromkeys(TierTime.__struct_fields__, 0))
                     one["blocked_s"] += blocked_s / len(tiers)
         elif name == "save_skipped" and isinstance(event.get("tier"), str):
-            fresh: dict[str, float] = dict.fromkeys(TierTime.__struct_fields__, 0)
-            found.setdefault(event["tier"], fresh)["num_skipped"] += 1
+            one = found.setdefault(event["tier"], dict.fromkeys(TierTime.__struct_fields__, 0))
+            one["num_skipped"] += 1
     return {tier: msgspec.convert(one, TierTime) for tier, one in found.items()}
 
 

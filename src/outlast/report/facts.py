@@ -149,10 +149,17 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def cost_saved(self) -> float | None:
-        """What the same machine-hours would have cost more on demand; None without both prices."""
+        """By how much the same job on demand would have cost more; None without both prices.
+
+        There nothing would have interrupted it: neither detecting, restarting nor replaying. Below
+        zero where interruptions have cost more than the lower price has spared.
+        """
         if self.price is None or self.price_on_demand is None or self.priced_as != "spot":
             return None
-        return self.machines.held / 3600 * (self.price_on_demand - self.price)
+        machines = self.machines
+        again = machines.detecting + machines.restarting + machines.replayed
+        held_h = machines.held / 3600
+        return (held_h - again / 3600) * self.price_on_demand - held_h * self.price
 
     def price_of(self, machine_seconds: float) -> float | None:
         """The price of some machine-seconds; never negative, and None without a price."""
@@ -181,7 +188,8 @@ def facts(
     state, end = _state(ordered)
     exit_code = None if end is None else end.get("exit_code")
     slow = slow_ranks(ordered)
-    committed = [whole(event) or 0 for event in ordered if event.event == "commit"]
+    rest = [event for event in ordered if event.event != "step"]  # most of a long ledger
+    committed = [whole(event) or 0 for event in rest if event.event == "commit"]
     foreseen = forecast(ordered, machines, found)
     return Facts(
         job=ordered[-1].job if ordered else "",
@@ -191,22 +199,22 @@ def facts(
         workers=spent.workers,
         by_attempt=spent.by_attempt,
         by_machine=spent.by_machine,
-        by_tier=tier_times(ordered),
+        by_tier=tier_times(rest),
         price_on_demand=price_on_demand,
         machines=machines,
         incidents=found,
         forecast=foreseen,
         storms=storms(ordered, found, foreseen),
-        tiers=_tiers(ordered),
+        tiers=_tiers(rest),
         slow_ranks=slow,
         waited_s=lost_to_waiting_s(slow),
         committed_step=max(committed, default=None),
         last_event_t=ordered[-1].t if ordered else None,
         price=price_on_demand if price_spot is None else price_spot,
         priced_as="on demand" if price_spot is None else "spot",
-        unfit=_unfit(ordered),
+        unfit=_unfit(rest),
         keepers_lost=sum(
-            event.event == "watch_gap" and event.get("what") == "keeper" for event in ordered
+            event.event == "watch_gap" and event.get("what") == "keeper" for event in rest
         ),
     )
 

@@ -216,7 +216,8 @@ def summary_lines(job: Facts, *, now: float | None = None, num_unread: int = 0) 
     if job.cost is not None and job.cost_lost is not None:
         words = f"{job.cost:,.2f}, of which {job.cost_lost:,.2f} lost"
         if job.cost_saved is not None:
-            words += f"; {job.cost_saved:,.2f} less than on demand"
+            than = "less" if job.cost_saved >= 0 else "more"
+            words += f"; {abs(job.cost_saved):,.2f} {than} than on demand"
         price = f"{job.price:g} per machine and hour, {job.priced_as}"
         lines.append(_line("cost", f"{words} ({price})"))
     return lines

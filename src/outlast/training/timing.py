@@ -334,8 +334,10 @@ class Meter:
 
     def stepping(self) -> None:
         """The batch is there: the loop's body begins."""
-        self._begin_s = now_s = time.monotonic()
-        self._samples.data_s += now_s - self._loading_s
+        now_s = time.monotonic()
+        if self._loading_s > self._begin_s:  # else it is a batch in hand, once more
+            self._samples.data_s += now_s - self._loading_s
+        self._begin_s = now_s
         self._beat.phase(_STEPPING, now_s)
         if self._waits is not None:
             try:
