@@ -17,7 +17,8 @@ resumed            step (0 on a first start), source ("from memory, local"), pla
                    skipped [{step, reason}], from_world_size
 initialised        source (as it was named) of a new job's first state, digest, step, save (null
                    and "" where there are none), objects (that took it), remarks
-step               step, seconds, stalled_s, scalars   (sampled; since the sample before)
+step               step, seconds, stalled_s, scalars (sampled; since the sample before), until (the
+                   step at which the loop ends; null where it does not say)
 snapshot           step, blocked_s, bytes, reason, kind ("full" or "weights"), timings
 commit             step, durable_s, bytes, files, tier, kind, timings {part: seconds}
 save_skipped       step, reason, tier (of one tier only, if it is there)
@@ -62,7 +63,8 @@ replica_failed     step, machine, reason (of the first failure; it is tried agai
 replica_refused    peer (its address), reason: traffic between machines that was not believed
 held               what (a process that was killed and has not ended, in words), seconds (since it
                    was killed), over (true: it has gone)
-watch_gap          what (watcher, keeper, a symptom), reason, from_t, seconds: nobody watched
+watch_gap          what (watcher, keeper, a symptom), reason, from_t, seconds: nobody watched; with
+                   what "ledger" and lost: so many events are missing, as it could not be written
 job_finished       exit_code, reason, kind (of the failure that ended it, or null), idle (drains in
                    a row, this one included, between which nothing was committed; null for none)
 =================  ============================================================================

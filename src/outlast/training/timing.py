@@ -518,6 +518,9 @@ class Samples:
     Args:
         ledger: where they go.
         rank: whose they are; those of others than 0 are not written.
+
+    Attributes:
+        until: the step at which the loop ends, or None where that is not known.
     """
 
     def __init__(self, ledger: QueuedLedger, rank: int) -> None:
@@ -525,6 +528,7 @@ class Samples:
         self._rank = rank
         self._scalars: dict[str, Any] = {}
         self._stalled_s = 0.0
+        self.until: int | None = None
         self.start(0)
 
     def start(self, step: int) -> None:
@@ -562,6 +566,7 @@ class Samples:
             seconds=round(elapsed, 6),
             stalled_s=round(self._stalled_s, 6),
             scalars={name: _number(value) for name, value in self._scalars.items()},
+            until=self.until,
         )
         self._sampled_s, self._sampled_step, self._stalled_s = now, step, 0.0
 
