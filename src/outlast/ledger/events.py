@@ -195,9 +195,14 @@ def wrong(event: Event) -> str:
     value, usual = event.get("value"), event.get("usual")
     how = names.get(str(event.get("kind")), f"jumped to {_short(value)}")
     before = f", usually {_short(usual)}" if usual is not None else ""
-    ranks = [str(rank) for rank in event.get("ranks") or []]
+    ranks = [str(rank) for rank in _listed(event.get("ranks"))]
     where = f" on rank{'s' * (len(ranks) > 1)} {', '.join(ranks)}" if ranks else ""
     return f"the {event.get('what')} of step {event.get('step')} {how}{before}{where}"
+
+
+def _listed(value: object) -> list[object]:
+    """A list's items; of anything else, which a damaged line may hold, none."""
+    return value if isinstance(value, list) else []
 
 
 def _short(value: object) -> str:
@@ -210,13 +215,16 @@ def back(event: Event) -> str:
     where = f"step {step}" if step else "the start"
     if not isinstance(batches, dict):
         return f"stopping; {where} stands, what came after it is undone"
-    num = int(batches.get("last", 0)) - int(batches.get("first", 0)) + 1
+    first, last = batches.get("first"), batches.get("last")
+    if not isinstance(first, int) or not isinstance(last, int):
+        return f"rolling back to {where}, leaving out batches"
+    num = last - first + 1
     return f"rolling back to {where}, leaving out {num} batch{'es' * (num != 1)}"
 
 
 def left(event: Event) -> str:
     """Who has left where the others went on, in words; "" where all ranks have stopped."""
-    ranks = [str(rank) for rank in event.get("leaves") or []]
+    ranks = [str(rank) for rank in _listed(event.get("leaves"))]
     if not ranks:
         return ""
     who = f"rank{'s'[: len(ranks) > 1]} {', '.join(ranks)}"
