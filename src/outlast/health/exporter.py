@@ -123,15 +123,15 @@ class Exporter:
             self._tell()
 
     def close(self) -> None:
-        """End it."""
+        """End it; one that does not go, as a stopped one cannot, is killed."""
         self._closing.set()
-        with self._lock:
-            process = self._process
-        if process is not None:
-            with contextlib.suppress(OSError):
-                process.terminate()
-        if self._thread is not None:
-            self._thread.join(LEAVE_S * 2)
+        for end in (subprocess.Popen.terminate, subprocess.Popen.kill):
+            with self._lock:
+                if self._process is not None:
+                    with contextlib.suppress(OSError):
+                        end(self._process)
+            if self._thread is not None:
+                self._thread.join(LEAVE_S)
 
     def _tell(self) -> None:
         if self._begin is not None and self._input >= 0:

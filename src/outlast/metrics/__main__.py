@@ -21,6 +21,7 @@ import msgspec
 
 from outlast.errors import remedy
 from outlast.health.exporter import ExporterSetup
+from outlast.health.processes import wake_when_alone
 from outlast.health.watched import Begin
 from outlast.metrics.exposition import Exposition
 from outlast.metrics.server import Answer, Asked, MetricsServer, Page, plain
@@ -119,6 +120,7 @@ class ExporterProcess:
 
 def main() -> None:
     """Entry point of the process."""
+    wake_when_alone()  # a process that is stopped does not see that its parent has died
     with contextlib.suppress(OSError):
         os.nice(NICE)
     process = ExporterProcess(msgspec.json.decode(sys.argv[1], type=ExporterSetup))
