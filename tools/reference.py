@@ -2,10 +2,10 @@
 
     python tools/reference.py [--check]
 
-Nothing is imported but the tables of settings and of metrics: signatures and docstrings are read as text, so that
-frameworks need not be here. With ``--check`` nothing is written, and the exit code is 1 where a
-page is not what the source says. A name without a docstring, or a variable that nobody has
-described, ends with one line.
+Nothing is imported but the tables of settings and of metrics: signatures and docstrings are read as
+text, so that frameworks need not be here. With ``--check`` nothing is written, and the exit code is
+1 where a page is not what the source says. A name without a docstring, or a variable that nobody
+has described, ends with one line.
 """
 
 from __future__ import annotations

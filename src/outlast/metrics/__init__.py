@@ -13,8 +13,7 @@ module              what it does
 ``dashboard``       one dashboard for Grafana, made of the table
 ==================  =============================================================================
 
-Guarantees: it is a process of its own, of the lowest priority, that reads files and memory and
-writes neither: what goes wrong in it, or is done to it, touches nothing that trains or saves.
+Guarantees: it is a process of its own, niced, that reads files and memory and writes neither: what goes wrong in it, or is done to it, touches nothing that trains or saves.
 ``health/exporter.py`` starts it and says in one line what keeps it from being started.
 
 Rejected: a thread in the keeper (a thousand connections would wait for the lock that saves hold);
