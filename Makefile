@@ -208,7 +208,7 @@ format: $(VENV)/.installed-test
 # About four hours on a machine that does nothing else; each of them can be run alone. Other libraries
 # are installed into PEERS, each beside the same torch.
 PEERS ?= .venv-peers
-BENCHMARKS := limits session_overhead inprocess_overhead notice_cost save_cost save_burden save_scale saving saving_fsdp2 restoring object_store recovery replication same_bits hangs saving_gpu plan_start simulate_scale
+BENCHMARKS := limits session_overhead metrics_cost inprocess_overhead notice_cost save_cost save_burden save_scale saving saving_fsdp2 restoring object_store recovery replication same_bits hangs saving_gpu plan_start simulate_scale
 bench: $(VENV)/.installed-test
 	@for name in $(BENCHMARKS); do \
 	  echo "== $$name"; \

@@ -8,13 +8,14 @@ module              what it does
 ``machine``         this machine's, from what its workers leave in memory
 ``exposition``      both as text, in OpenMetrics or Prometheus' own format; the text file
 ``server``          the port: bounded in connections, time and size of a request
-``__main__``        the exporter's process, one per machine and job
+(itself)            the exporter's process, one per machine and job
 ``alerts``          rules for Prometheus, which come with the package
 ``dashboard``       one dashboard for Grafana, made of the table
 ==================  =============================================================================
 
-Guarantees: it is a process of its own, niced, that reads files and memory and writes neither: what goes wrong in it, or is done to it, touches nothing that trains or saves.
-``health/exporter.py`` starts it and says in one line what keeps it from being started.
+Guarantees: it is a process of its own, niced, that reads files and memory and writes neither: what
+goes wrong in it, or is done to it, touches nothing that trains or saves. ``health/exporter.py``
+starts it and says in one line what keeps it from being started.
 
 Rejected: a thread in the keeper (a thousand connections would wait for the lock that saves hold);
 metrics pushed by workers (a worker that hangs pushes nothing, and that is what has to be seen).

@@ -290,6 +290,8 @@ SECTIONS: Final[tuple[tuple[str, tuple[Drawn, ...]], ...]] = (
                 (
                     (_job("outlast_ledger_age_seconds", "node"), "{{node}}"),
                     (f"{_job('outlast_ledger_readable', 'node')} == 0", "{{node}} unreadable"),
+                    (_rise("outlast_ledger_lost_events_total"), "events that are missing"),
+                    (_rise("outlast_ledger_lost_events_total"), "events lost"),
                 ),
             ),
         ),

@@ -126,6 +126,7 @@ class JobFold:
         self._slow: dict[Labels, float] = {}
         self._notices: dict[str, float] = {}
         self._left_out: dict[str, float] = {}  # machine → until when
+        self._restarted_in: int | None = None  # the attempt of the newest restart
         self._progress_t: float | None = None
         self._steps_done = 0
         self._is_running = False
@@ -289,12 +290,16 @@ class JobFold:
             self._tally.add("outlast_failures", 1, self._node(node), event.event)
 
     def _restarted(self, event: Event) -> None:
-        self._tally.add("outlast_restarts", 1, bounded(event.get("kind"), RESTARTS))
+        if event.attempt != self._restarted_in:  # each machine writes one down
+            self._restarted_in = event.attempt
+            self._tally.add("outlast_restarts", 1, bounded(event.get("kind"), RESTARTS))
 
     def _gap(self, event: Event) -> None:
         what = event.get("what")
         if what in ("watcher", "keeper"):
             self._tally.add("outlast_timeouts", 1, str(what))
+        elif what == "ledger":
+            self._tally.add("outlast_ledger_lost_events", number(event, "lost") or 0.0)
 
     def _held(self, event: Event) -> None:
         if not event.get("over"):

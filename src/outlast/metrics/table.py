@@ -209,6 +209,10 @@ TABLE: Final[tuple[MetricRow, ...]] = (
         "Seconds until a machine goes, as its platform said; negative once it is overdue.",
         "node",
     ),
+    _counter(
+        "outlast_ledger_lost_events",
+        "Events that are missing in the ledger, because it could not be written.",
+    ),
     _gauge("outlast_machines_left_out", "Machines that the job leaves out just now."),
     # --- this machine ---------------------------------------------------------------------------
     _local(

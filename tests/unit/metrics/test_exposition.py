@@ -45,6 +45,7 @@ def whole_story():
     story("step", step=20, seconds=1.0, stalled_s=0.0, until=40)
     story("worker_lost", rank=1, node="m1", step=20, beat_t=story.t)
     story("restart", rank=None, kind="killed", restarts=1)
+    story("restart", rank=None, node="m1", kind="peer", restarts=1)  # the same, by another agent
     story("attempt_formed", rank=None, attempt=2, world_size=2, nodes=2)
     story("resumed", attempt=2, step=10)
     story("step", attempt=2, step=15, seconds=1.0, stalled_s=0.0, until=40)
@@ -58,6 +59,7 @@ def whole_story():
     story("anomaly", attempt=2, kind="nan", action="report")
     story("rollback", attempt=2, step=10)
     story("watch_gap", rank=None, attempt=2, what="keeper", seconds=1.0)
+    story("watch_gap", attempt=2, what="ledger", seconds=1.0, lost=3)
     story("left_out", rank=None, attempt=2, node="m9", until_t=story.t + 500)
     return story
 
@@ -97,7 +99,9 @@ def test_each_event_has_its_number():
     }
     for name, wanted in expected.items():
         assert values[name] == pytest.approx(wanted), name
+    assert sum(values["outlast_restarts"].values()) == 2
     assert values["outlast_restarts"][("killed",)] == 1
+    assert values["outlast_ledger_lost_events"][()] == 3
     assert values["outlast_restarts"][("other",)] == 1
     assert values["outlast_failures"][("m1", "worker_lost")] == 1
     assert values["outlast_failures"][("m1", "hang")] == 1
