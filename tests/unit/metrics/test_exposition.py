@@ -2,6 +2,7 @@
 
 import json
 import random
+import re
 
 import pytest
 import yaml
@@ -13,8 +14,8 @@ from outlast.ledger.file import FILE_NAME
 from outlast.metrics.alerts import RULES, rule_file
 from outlast.metrics.dashboard import dashboard
 from outlast.metrics.exposition import Exposition
-from outlast.metrics.folded import JobFold
-from outlast.metrics.table import ROWS, TABLE, series_of
+from outlast.metrics.folded import MOST_TIERS, JobFold
+from outlast.metrics.table import MOST_NODES, PHASES, ROWS, TABLE, series_of
 
 
 class Story:
@@ -169,7 +170,11 @@ def test_garbage_in_a_ledger_changes_no_bound(tmp_path):
         story(name, rank, rng.randrange(3), node=f"m{number}", after=0.1, **fields)
     text = written(story, tmp_path).text()[0].decode()
     series = [line for line in text.splitlines() if line and line[0] != "#"]
-    assert len(series) < 1000 * 3 + 20 * 100 + 500 + 1000
+    seen = {label: set(re.findall(rf'{label}="([^"]*)"', text)) for label in ("tier", "node")}
+    assert "other" in seen["tier"]
+    assert len(seen["tier"]) <= MOST_TIERS + 1
+    assert len(seen["node"]) <= MOST_NODES + 1
+    assert len(series) < 3 * MOST_NODES + 40 * MOST_TIERS * len(PHASES) + 1000
     assert not [line for line in series if line.lower().endswith(" nan")]
 
 
