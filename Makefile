@@ -67,11 +67,13 @@ system-packages: | $(VENV)/bin/python
 	has_network() { has ip nft; }; has_slurm() { has munged slurmctld slurmd srun; }; \
 	has_network || wanted="$$wanted $(NETWORK_PACKAGES)"; \
 	has strace || wanted="$$wanted strace"; \
+	has prometheus promtool || wanted="$$wanted prometheus"; \
 	has_slurm || [ -d /run/systemd/system ] || wanted="$$wanted $(SLURM_PACKAGES)"; \
 	if [ "$$wanted" ] && [ "$$(id -u)" = 0 ] && has apt-get; then \
 	  apt-get update -qq && apt-get install -y -qq --no-install-recommends $$wanted; fi; \
 	has_network || echo "ip or nft is not here and not installed: tests with several machines will be skipped"; \
 	has strace || echo "strace is not here and not installed: its tests will be skipped"; \
+	has prometheus promtool || echo "prometheus is not here and not installed: its tests will be skipped"; \
 	has_slurm || echo "Slurm is not here and not installed: its tests will be skipped"
 
 # Tests run side by side, but those that are marked "alone": they are judged by what is saved within
@@ -206,7 +208,7 @@ format: $(VENV)/.installed-test
 # About four hours on a machine that does nothing else; each of them can be run alone. Other libraries
 # are installed into PEERS, each beside the same torch.
 PEERS ?= .venv-peers
-BENCHMARKS := limits session_overhead inprocess_overhead notice_cost save_cost save_burden save_scale saving saving_fsdp2 restoring object_store recovery replication same_bits hangs saving_gpu plan_start simulate_scale
+BENCHMARKS := limits session_overhead metrics_cost inprocess_overhead notice_cost save_cost save_burden save_scale saving saving_fsdp2 restoring object_store recovery replication same_bits hangs saving_gpu plan_start simulate_scale
 bench: $(VENV)/.installed-test
 	@for name in $(BENCHMARKS); do \
 	  echo "== $$name"; \

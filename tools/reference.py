@@ -2,10 +2,10 @@
 
     python tools/reference.py [--check]
 
-Nothing is imported but the table of settings: signatures and docstrings are read as text, so that
-frameworks need not be here. With ``--check`` nothing is written, and the exit code is 1 where a
-page is not what the source says. A name without a docstring, or a variable that nobody has
-described, ends with one line.
+Nothing is imported but the tables of settings and of metrics: signatures and docstrings are read as
+text, so that frameworks need not be here. With ``--check`` nothing is written, and the exit code is
+1 where a page is not what the source says. A name without a docstring, or a variable that nobody
+has described, ends with one line.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Final, TypeAlias
 
 from outlast.config import NOTICE_VARIABLES, PLATFORMS, SETTINGS, variable_name
+from outlast.metrics.table import TABLE
 
 ROOT: Final = Path(__file__).resolve().parents[1]
 SOURCE: Final = ROOT / "src"
@@ -90,6 +91,7 @@ def pages() -> dict[str, str]:
         "exit-codes.md": exit_codes(),
         "errors.md": errors(),
         "events.md": events(),
+        "metrics.md": metrics(),
     }
     return {name: f"{MADE}\n{text.rstrip()}\n" for name, text in made.items()}
 
@@ -316,6 +318,30 @@ def settings() -> str:
                 "The places where checkpoints go, `[[tier]]`, are set in the file alone: "
                 "[tiers](../settings.md#tiers)."
             ),
+        ]
+    )
+
+
+def metrics() -> str:
+    """Every metric with its type, labels and meaning."""
+    rows = []
+    for row in TABLE:
+        labels = ", ".join(f"`{label}`" for label in row.labels)
+        fixed = "; ".join(
+            f"`{label}` is one of {', '.join(values)}" for label, values in row.values.items()
+        )
+        what = f"{row.what} {fixed}." if fixed else row.what
+        where = "machine" if row.is_local else "job"
+        rows.append((f"`{row.exported}`", row.form, where, labels, cell(what)))
+    return "\n\n".join(
+        [
+            "# All metrics in one table",
+            (
+                "How they are read, and what to do with them: [Metrics and alerts](../metrics.md). "
+                "Each has the label `job_id` besides. A metric *of the job* is the same on each of "
+                "its machines."
+            ),
+            table(("name", "type", "of the", "labels", "meaning"), rows),
         ]
     )
 

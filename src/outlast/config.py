@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import contextlib
 import difflib
+import ipaddress
 import os
 import shlex
 import tomllib
@@ -186,6 +187,13 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     health_notify: Annotated[tuple[str, ...], Setting("", parse_command)]
     """A command that is told of it; empty for none."""
 
+    metrics_port: Annotated[int, Setting(0, parse_port)]
+    """The port that this machine's metrics are served on; 0: none."""
+    metrics_bind: Annotated[str, Setting("127.0.0.1", parse_bind)]
+    """The address of this machine that they are served on."""
+    metrics_textfile: Annotated[Path | None, Setting("", parse_file)]
+    """A file that they are written to, for node_exporter; None for no file."""
+
     price_spot: Annotated[float | None, Setting(None, parse_price)]
     """Price of a spot machine per hour, or None."""
     price_on_demand: Annotated[float | None, Setting(None, parse_price)]
@@ -283,6 +291,16 @@ def parse_file(value: object) -> Path | None:
     if not isinstance(value, str | Path) or "\0" in str(value):
         raise ConfigError(f"{value!r} is not a file's path")
     return Path(value).expanduser().absolute() if str(value) else None
+
+
+def parse_bind(value: object) -> str:
+    """Read an address of this machine."""
+    with contextlib.suppress(ValueError):
+        return str(ipaddress.ip_address(str(value)))
+    raise ConfigError(
+        f"{str(value)!r} is not an address of this machine; write 127.0.0.1, or 0.0.0.0 for all of "
+        "its networks: then everybody there can read the metrics"
+    )
 
 
 def parse_end(value: object) -> datetime | None:
@@ -435,6 +453,9 @@ parse_window: Final = _whole(10, "is not a whole number from 10 to 10000", 10_00
 parse_factor: Final = _at_least(1, "is not a factor from 1 on; write a number like 20")
 parse_from_0: Final = _whole(0, "is not a whole number from 0 to 1000000000")
 parse_from_1: Final = _whole(1, "is not a whole number from 1 to 1000000000")
+parse_port: Final = _whole(
+    0, "is not a port; write a whole number up to 65535, such as 9410, or 0 for none", 65_535
+)
 parse_price: Final = _at_least(0, "is not a price per machine and hour; write a number like 0.70")
 parse_straggler: Final = _one_of(
     "report",

@@ -23,7 +23,7 @@ from outlast.config import Settings
 from outlast.drill.compare import RunHistory, first_difference
 from outlast.drill.faults.aim import PlannedFault
 from outlast.drill.faults.catalogue import Bounds
-from outlast.drill.faults.fault import FOR_GOOD, Struck, is_answered
+from outlast.drill.faults.fault import Struck, is_answered
 from outlast.drill.grade import Grade, RunEnd, grade
 from outlast.drill.rehearsal import Rehearsal
 from outlast.drill.target import Target
@@ -353,7 +353,7 @@ class _Striker:
         if self._is_healed or self.struck is None:
             return True
         fault = self._planned.fault
-        return fault.lasts_s == FOR_GOOD and is_answered(self._job, fault.promise, self.struck)
+        return fault.until_noticed and is_answered(self._job, fault.promise, self.struck)
 
 
 class _Ending:

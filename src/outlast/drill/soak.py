@@ -228,8 +228,7 @@ class Soak:
         def is_due() -> bool:
             if any(machine.agent is None for machine in job.machines):
                 return True
-            waits = fault.lasts_s == FOR_GOOD or fault.promise.must_notice
-            return waits and is_answered(job, fault.promise, struck)
+            return fault.until_noticed and is_answered(job, fault.promise, struck)
 
         job.wait(is_due, limit_s)
         fault.heal(job)

@@ -6,6 +6,7 @@
 ``hang``       the symptom ``HangWatch``: workers that make no progress, and their stacks
 ``pulse``      in each worker: a thread that says that Python runs
 ``processes``  what the kernel knows of processes; ends what workers leave behind
+``exporter``   starts the process that shows metrics (``outlast.metrics``), and ends it
 ``doctor``     before a job: whether this machine, and those it works with, are fit (see there)
 
 A symptom is a small module with a class that has the three methods of ``watcher.Symptom``: it reads

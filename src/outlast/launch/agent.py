@@ -30,6 +30,7 @@ from outlast.attempt.link import ATTEMPT_VARIABLE, PREFIX, STORE_VARIABLE, kept_
 from outlast.attempt.over import LEAVES, LINE_VARIABLE
 from outlast.config import Settings
 from outlast.errors import Exit
+from outlast.health.exporter import Exporter
 from outlast.health.processes import AGENT_VARIABLE, catches, end_group, end_leftovers, is_dying
 from outlast.health.pulse import TRACER_VARIABLE
 from outlast.health.watched import Timings
@@ -82,6 +83,7 @@ class Agent(LocalElasticAgent):
         desk: hears notices.
         settings: the job's.
         starts: starts the workers, warm or cold.
+        exporter: shows metrics of them.
         in_process: whether workers may live through the end of an attempt.
 
     Attributes:
@@ -101,6 +103,7 @@ class Agent(LocalElasticAgent):
         desk: NoticeDesk,
         settings: Settings,
         starts: Starts,
+        exporter: Exporter,
         in_process: bool = False,
         **options: Any,
     ) -> None:
@@ -119,6 +122,7 @@ class Agent(LocalElasticAgent):
         self._ledger = ledger
         self._desk = desk
         self._starts = starts
+        self._exporter = exporter
         starts.has_notice = self._must_leave
         self._deaf = Deaf(self._are_deaf)
         self._told: set[int] = set()  # workers that know of the notice
@@ -243,7 +247,9 @@ class Agent(LocalElasticAgent):
         self._hangs.begin(group)
         self._pace.begin(group)
         chosen = self._hangs.chosen
-        self._health.begin(begin_of(group, started, self._ledger, self._beats.path, chosen))
+        begin = begin_of(group, started, self._ledger, self._beats.path, chosen)
+        self._health.begin(begin)
+        self._exporter.begin(begin)
         return started
 
     def _start_crew(self, worker_group: WorkerGroup) -> dict[int, Any]:

@@ -49,6 +49,7 @@ from outlast.health.doctor.examination import (
     conclusion,
     examine,
 )
+from outlast.health.exporter import Exporter
 from outlast.keeper import wire
 from outlast.keeper.process import SOCKET_VARIABLE, Supervisor, TierWaits, setup_of
 from outlast.launch.agent import Agent
@@ -137,8 +138,15 @@ def run(
         say(word)
     narrator.start()
     desk = NoticeDesk(settings, ledger, grace_check)
+    exporter = Exporter(settings, job.id)
+    exporter.start()
     try:
-        verdict = _attempts(launch, desk, ledger, rendezvous, starts, past=past, settings=settings)
+        verdict = _attempts(
+            *(launch, desk, ledger, rendezvous, starts),
+            past=past,
+            settings=settings,
+            exporter=exporter,
+        )
     finally:
         starts.close()
         ledger.flush()  # so that the narrator finds it
@@ -146,6 +154,7 @@ def run(
         closing_s = time.monotonic()
         is_all_there = keeper.close(_time_left_s(desk), hurry=lambda: _time_left_s(desk))
         copying_s = time.monotonic() - closing_s
+        exporter.close()
         desk.close()  # not before: a signal while copies are made must not hide how the job ended
     term = rendezvous.term if isinstance(rendezvous, OneMachine) else None
     others_go_on = (isinstance(rendezvous, Membership) and rendezvous.others_go_on) or (
@@ -317,6 +326,7 @@ def _attempts(
     *,
     past: Past,
     settings: config.Settings,
+    exporter: Exporter,
 ) -> RestartVerdict:
     conf = launch.config
     spec = WorkerSpec(
@@ -344,6 +354,7 @@ def _attempts(
         starts=starts,
         in_process=settings.workers_in_process,
         settings=settings,
+        exporter=exporter,
         start_method=conf.start_method,
         exit_barrier_timeout=EXIT_BARRIER_S,
         log_line_prefix_template=conf.log_line_prefix_template,

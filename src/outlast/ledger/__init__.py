@@ -10,6 +10,7 @@ Folds over events:
 
 ``goodput``    where each worker-second went
 ``incidents``  what went wrong, what it cost, and when the job was back
+``so_far``     both, of a ledger that is still being written: each event is folded once
 ``measured``   what this job's saves and steps have taken so far
 ``past``       what an attempt must know of those before it, read once and handed on
 """

@@ -21,7 +21,8 @@ resumed            step (0 on a first start), source ("from memory, local"), pla
 initialised        source (as it was named) of a new job's first state, digest, step, save (null
                    and "" where there are none), objects (that took it), remarks
 step               step, seconds, stalled_s, data_s (waits for batches), script_s (outside of
-                   loops), scalars   (sampled; since the sample before)
+                   loops), scalars (sampled; since the sample before), until (the step at which the
+                   loop ends; null where it does not say)
 session_ended      step, stalled_s (since the newest sample); rank 0's session ended well
 snapshot           step, blocked_s, bytes, reason, kind ("full" or "weights"), timings
 commit             step, durable_s, bytes, files, tier, kind, timings {part: seconds}
@@ -67,7 +68,8 @@ replica_failed     step, machine, reason (of the first failure; it is tried agai
 replica_refused    peer (its address), reason: traffic between machines that was not believed
 held               what (a process that was killed and has not ended, in words), seconds (since it
                    was killed), over (true: it has gone)
-watch_gap          what (watcher, keeper, a symptom), reason, from_t, seconds: nobody watched
+watch_gap          what (watcher, keeper, a symptom), reason, from_t, seconds: nobody watched; with
+                   what "ledger" and lost: so many events are missing, as it could not be written
 job_finished       exit_code, reason, kind (of the failure that ended it, or null), idle (drains in
                    a row, this one included, between which nothing was committed; null for none),
                    copying_s (at its end: the keeper's copies to slower tiers)
@@ -210,9 +212,14 @@ def wrong(event: Event) -> str:
     value, usual = event.get("value"), event.get("usual")
     how = names.get(str(event.get("kind")), f"jumped to {_short(value)}")
     before = f", usually {_short(usual)}" if usual is not None else ""
-    ranks = [str(rank) for rank in event.get("ranks") or []]
+    ranks = [str(rank) for rank in _listed(event.get("ranks"))]
     where = f" on rank{'s' * (len(ranks) > 1)} {', '.join(ranks)}" if ranks else ""
     return f"the {event.get('what')} of step {event.get('step')} {how}{before}{where}"
+
+
+def _listed(value: object) -> list[object]:
+    """A list's items; of anything else, which a damaged line may hold, none."""
+    return value if isinstance(value, list) else []
 
 
 def _short(value: object) -> str:
@@ -225,13 +232,16 @@ def back(event: Event) -> str:
     where = f"step {step}" if step else "the start"
     if not isinstance(batches, dict):
         return f"stopping; {where} stands, what came after it is undone"
-    num = int(batches.get("last", 0)) - int(batches.get("first", 0)) + 1
+    first, last = batches.get("first"), batches.get("last")
+    if not isinstance(first, int) or not isinstance(last, int):
+        return f"rolling back to {where}, leaving out batches"
+    num = last - first + 1
     return f"rolling back to {where}, leaving out {num} batch{'es' * (num != 1)}"
 
 
 def left(event: Event) -> str:
     """Who has left where the others went on, in words; "" where all ranks have stopped."""
-    ranks = [str(rank) for rank in event.get("leaves") or []]
+    ranks = [str(rank) for rank in _listed(event.get("leaves"))]
     if not ranks:
         return ""
     who = f"rank{'s'[: len(ranks) > 1]} {', '.join(ranks)}"

@@ -6,7 +6,8 @@ reader skips a torn line (power went in the middle of a write) and a writer that
 on a fresh line.
 
 What can go wrong: a full disk or a vanished directory. The ledger then counts the lost events and
-says so once in the log, and once more when it works again; it never raises into training. A
+says so once in the log, and once more when it works again; it never raises into training. Behind
+the first line that is written again stands a ``watch_gap``: how many are missing, and why. A
 rollback is kept beside it then (``JOB/rollbacks``).
 
 Rejected: a database (one more thing to be torn), one file per process (a reader at 3 a.m. wants
@@ -138,6 +139,7 @@ class Ledger:
         self.lost_events = 0
         self._lock = threading.Lock()
         self._fails = False
+        self._gap: tuple[float, int, str] | None = None  # since when, events lost before, and why
         self._fd: int | None = None
 
     def append(
@@ -186,6 +188,7 @@ class Ledger:
                     words = f"{error.strerror or error}; {remedy(error)}"
                     logger.warning("the ledger %s cannot be written: %s", self.path, words)
                 self._fails = True
+                self._gap = self._gap or (entry.t, self.lost_events, error.strerror or str(error))
                 is_kept = entry.event == "rollback" and keep(self.path.parent, line)
                 self.lost_events += not is_kept
                 self._close()  # what comes next starts on a fresh line
@@ -194,7 +197,29 @@ class Ledger:
                 lost = f"; {self.lost_events} events are lost" if self.lost_events else ""
                 logger.warning("the ledger %s can be written again%s", self.path, lost)
             self._fails = False
+            self._note_gap()
         return True
+
+    def _note_gap(self) -> None:
+        """With the lock held, behind the first line that could be written: what is missing."""
+        gap, self._gap = self._gap, None
+        if gap is None or self.lost_events == gap[1] or self._fd is None:
+            return
+        from_t, before, reason = gap
+        fields = {
+            "what": "ledger",
+            "reason": reason,
+            "from_t": from_t,
+            "seconds": round(time.time() - from_t, 3),
+            "lost": self.lost_events - before,
+        }
+        line = encode(self.entry("watch_gap", None, fields))
+        try:
+            if os.write(self._fd, line) != len(line):
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        except OSError:  # it is full again: once there is room for another line, and for this one
+            self._gap = gap
+            self._close()
 
     def close(self) -> None:
         """Close the file; a later ``append`` opens it again."""
@@ -251,11 +276,15 @@ class Follower:
     Args:
         directory: the job's.
         tail_bytes: how much of what is there already the first ``poll`` reads; None: all of it.
+        most_bytes: how much one ``poll`` reads, but for a line that is longer; -1: all there is.
     """
 
-    def __init__(self, directory: Path, *, tail_bytes: int | None = None) -> None:
+    def __init__(
+        self, directory: Path, *, tail_bytes: int | None = None, most_bytes: int = -1
+    ) -> None:
         self._path = directory / FILE_NAME
         self._tail_bytes = tail_bytes
+        self._most_bytes = most_bytes
         self._offset = 0
 
     def poll(self) -> list[Event]:
@@ -269,7 +298,9 @@ class Follower:
                         file.seek(self._offset - 1)
                         self._offset += len(file.readline()) - 1
                 file.seek(self._offset)
-                data = file.read()
+                data = file.read(self._most_bytes)
+                if len(data) == self._most_bytes:
+                    data += file.readline()  # to the end of a line
         except FileNotFoundError:
             return []
         whole = data[: data.rfind(b"\n") + 1]
@@ -321,6 +352,7 @@ class QueuedLedger(Ledger):
         try:
             self._due.put_nowait((entry, durable))
         except queue.Full:
+            self._gap = self._gap or (entry.t, self.lost_events, "its disk does not answer")
             self.lost_events += 1
             return entry
         if durable and self._patience_s and not self._is_behind:
@@ -348,7 +380,7 @@ class QueuedLedger(Ledger):
             self._due.put(None, timeout=CLOSE_S)
             self._thread.join(CLOSE_S)
         except queue.Full:
-            pass
+            self._note_gap()
         if self._thread.is_alive():
             logger.warning("the ledger %s does not take its last events: its disk hangs", self.path)
         else:

@@ -489,7 +489,9 @@ _TELLERS: Final[dict[str, Callable[[Event], str]]] = {
     ),
     "held": _held,
     "watch_gap": lambda event: (
-        f"the {event.get('what')} was away for {event.get('seconds', 0.0):.1f} s, because "
+        ""  # whoever could not write the ledger has said so
+        if event.get("what") == "ledger"
+        else f"the {event.get('what')} was away for {event.get('seconds', 0.0):.1f} s, because "
         f"{event.get('reason')}; another one does its work, and training went on"
     ),
     "repaired": lambda event: f"{event.get('file')} in tier {event.get('tier')} is whole again",

@@ -36,6 +36,7 @@ from outlast.config import Settings
 from outlast.data import Feed, open_feed
 from outlast.data.trail import Trail
 from outlast.errors import ConfigError, Exit, StorageError
+from outlast.health.exporter import Exporter
 from outlast.ledger.command import own_command, settle
 from outlast.ledger.file import PATIENCE_S, QueuedLedger
 from outlast.ledger.job import JobLock, boot, enter_plan, process_age_s, versions
@@ -153,6 +154,7 @@ class AttemptBooks:
         self._exported = trackers.export(self.job.id, settings.dir, self.link.rank)
         self._keeps = self.link.rank == 0 and not self.under_agent
         self._narrator: Narrator | None = None
+        self._exporter: Exporter | None = None
         self.grace_check = GraceCheck(settings)
         self.promised = set[SaveName]()
         self.ledger: QueuedLedger
@@ -208,6 +210,10 @@ class AttemptBooks:
         )
         self._undo.callback(self.ledger.close)
         self.samples = Samples(self.ledger, self.link.rank)
+        if self.listens:  # the first of this machine, and there is no agent
+            self._exporter = Exporter(settings, self.job.id)
+            self._exporter.start()
+            self._undo.callback(self._exporter.close)
         if self._keeps:  # what the agent writes where there is one
             name = Path(sys.argv[0]).name
             self.ledger.append(
@@ -239,6 +245,8 @@ class AttemptBooks:
             term.close(exit_code)
         if self._narrator is not None:
             self._narrator.stop()
+        if self._exporter is not None:
+            self._exporter.close()
         if self._lock is not None:
             self._lock.release()
 

@@ -420,6 +420,7 @@ class Session:
                     if not self._come_to_boundary():
                         continue  # it is another attempt's
                     self._on.meter.loading()
+                    self._on.books.samples.until = until
                     try:
                         batch = self._position.next(self.step)
                     except StopIteration:

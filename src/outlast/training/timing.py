@@ -533,6 +533,7 @@ class Samples:
 
     Attributes:
         data_s: waits for batches since the sample before; added to at each step.
+        until: the step at which the loop ends, or None where that is not known.
     """
 
     def __init__(self, ledger: QueuedLedger, rank: int) -> None:
@@ -540,6 +541,7 @@ class Samples:
         self._rank = rank
         self._scalars: dict[str, Any] = {}
         self.data_s = self._stalled_s = self._script_s = 0.0
+        self.until: int | None = None
         self.start(0)
 
     def start(self, step: int) -> None:
@@ -616,6 +618,7 @@ class Samples:
             data_s=round(self.data_s, 6),
             script_s=round(self._script_s, 6),
             scalars={name: _number(value) for name, value in self._scalars.items()},
+            until=self.until,
         )
         self._sampled_s, self._sampled_step = now, step
         self.data_s = self._stalled_s = self._stalled_before_s = self._script_s = 0.0

@@ -215,6 +215,34 @@ def test_a_full_disk_is_counted_and_told_once_and_never_raised(tmp_path, monkeyp
     assert record.getMessage() == words
     assert ledger.lost_events == 3
     assert names(tmp_path)[-1] == "job_finished"
+    gaps = {event.rank: event for event in read_events(tmp_path) if event.event == "watch_gap"}
+    assert sorted(gaps) == [0, 1]  # each process tells what of its own is missing, once
+    for gap in gaps.values():
+        assert (gap["what"], gap["lost"], gap["reason"]) == ("ledger", 3, "No space left on device")
+        assert gap["from_t"] < gap.t
+        assert gap["seconds"] >= 0
+
+
+def test_a_gap_is_told_once_there_is_room_for_it(ledger, tmp_path, monkeypatch):
+    """The first line that fits again may be the last one that does."""
+    real, room = os.write, [0]
+
+    def write(fd, data):
+        if not room[0]:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        room[0] -= 1
+        return real(fd, data)
+
+    monkeypatch.setattr(os, "write", write)
+    ledger.append("commit", step=1)
+    room[0] = 1
+    ledger.append("commit", step=2)  # the word of the gap does not fit any more
+    assert names(tmp_path) == ["commit"]
+    ledger.append("commit", step=3)
+    room[0] = 10
+    ledger.append("commit", step=4)
+    assert names(tmp_path) == ["commit", "commit", "watch_gap"]
+    assert list(read_events(tmp_path))[-1]["lost"] == ledger.lost_events == 2
 
 
 def test_a_directory_that_went(tmp_path):
@@ -223,7 +251,7 @@ def test_a_directory_that_went(tmp_path):
     assert one.lost_events == 1
     (tmp_path / "gone").mkdir()
     one.append("commit", step=2)
-    assert [event["step"] for event in read_events(tmp_path / "gone")] == [2]
+    assert [event.get("step") for event in read_events(tmp_path / "gone")] == [2, None]
     one.close()
 
 
@@ -235,7 +263,7 @@ def test_a_write_that_takes_half_a_line_spoils_only_that_line(ledger, tmp_path, 
     ledger.append("commit", step=1)
     monkeypatch.setattr(os, "write", real)
     ledger.append("commit", step=2)
-    assert [event.get("step") for event in read_events(tmp_path)] == [None, 2]
+    assert [event.get("step") for event in read_events(tmp_path)] == [None, 2, None]
     assert ledger.lost_events == 1
 
 

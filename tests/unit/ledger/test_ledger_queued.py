@@ -92,7 +92,9 @@ def test_a_full_queue_counts_what_is_lost(tmp_path, monkeypatch):
     assert ledger.lost_events == 2
     let_go.set()
     ledger.close()
-    assert [event.fields["restarts"] for event in read_events(tmp_path)] == [1, 2]
+    found = list(read_events(tmp_path))
+    assert [event.get("restarts") for event in found] == [1, None, 2]
+    assert (found[1].event, found[1]["what"], found[1]["lost"]) == ("watch_gap", "ledger", 2)
 
 
 def test_a_disk_that_fails_is_counted(ledger, tmp_path):

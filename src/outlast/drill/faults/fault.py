@@ -118,6 +118,7 @@ class Fault(Protocol):
         promise: what the job must show afterwards.
         lasts_s: after so many seconds it is to be healed; ``FOR_GOOD`` where healing does nothing
             or waits for the job to have noticed.
+        until_noticed: it is healed earlier once the job has noticed.
     """
 
     @property
@@ -128,6 +129,8 @@ class Fault(Protocol):
     def promise(self) -> Promise: ...  # noqa: D102
     @property
     def lasts_s(self) -> float: ...  # noqa: D102
+    @property
+    def until_noticed(self) -> bool: ...  # noqa: D102
 
     def why_not(self, target: Target) -> str:
         """Why it cannot be done here, and what a person can do about that; "" if it can."""
@@ -156,6 +159,11 @@ class Plain:
     what: str = ""
     promise: Promise = Promise()
     lasts_s: float = FOR_GOOD
+
+    @property
+    def until_noticed(self) -> bool:
+        """What strikes for good waits for the job; what lasts a while lasts that long."""
+        return self.lasts_s == FOR_GOOD
 
     def why_not(self, target: Target) -> str:
         """Nothing is in the way."""

@@ -75,6 +75,11 @@ class TracedStorage(Plain):
             self.promise = Promise(restarts=0, must_notice=False, note="checkpoints come later")
         self._tracers: list[subprocess.Popen[bytes]] = []
 
+    @property
+    def until_noticed(self) -> bool:
+        """What is refused is healed once a save has met it."""
+        return self._event != ""
+
     def why_not(self, target: Target) -> str:
         """The program strace has to be there, and allowed."""
         if shutil.which("strace") is None:
@@ -248,6 +253,11 @@ class ReadOnlyStorage(Plain):
     def __init__(self, for_s: float = 5.0) -> None:
         self.lasts_s = for_s
         self._mounted: list[tuple[Path, int]] = []  # where, and a handle of the namespace (0: ours)
+
+    @property
+    def until_noticed(self) -> bool:
+        """It is healed once a save has met it."""
+        return True
 
     def why_not(self, target: Target) -> str:
         """Something has to be mounted."""
