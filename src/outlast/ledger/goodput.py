@@ -200,25 +200,27 @@ def splits_at(
     """
     ordered = in_order(events)
     moments = sorted(moments_t)
-    line, found, begin = _line_of(ordered), [], 0
+    line, found, begin = timeline_of(ordered), [], 0
     for moment_t in moments:
         end = bisect.bisect_right(ordered, moment_t, key=_time_of)
-        _see(line, ordered[begin:end])
+        cut(line, ordered[begin:end])
         # Another line is closed there: this one goes on.
         found.append(_closed(line.copied(), ordered[:1] if end else [], moment_t))
         begin = end
-    _see(line, ordered[begin:] if begin else ordered)
+    cut(line, ordered[begin:] if begin else ordered)
     last_t = ordered[-1].t if ordered else 0.0
     return [*found, _closed(line, ordered, last_t if now is None else max(last_t, now))]
 
 
-def _line_of(ordered: list[Event]) -> _OpenTimeline:
+def timeline_of(ordered: list[Event]) -> OpenTimeline:
+    """The line that these events begin; none of them has cut it yet."""
     formed = [event for event in ordered if event.event == "attempt_formed"]
     start_t = ordered[0].t - _age_s(ordered[0]) if ordered else 0.0
-    return _OpenTimeline(start_t, _first_size(formed))
+    return OpenTimeline(start_t, _first_size(formed))
 
 
-def _see(line: _OpenTimeline, ordered: list[Event]) -> None:
+def cut(line: OpenTimeline, ordered: list[Event]) -> None:
+    """Let further events cut a line."""
     acts, commits = _ACTS, line.commits
     for event in ordered:
         act = acts.get(event.event)
@@ -228,7 +230,7 @@ def _see(line: _OpenTimeline, ordered: list[Event]) -> None:
             commits.add((event.attempt, whole(event)))
 
 
-def _closed(line: _OpenTimeline, ordered: list[Event], end_t: float) -> Split:
+def _closed(line: OpenTimeline, ordered: list[Event], end_t: float) -> Split:
     if not ordered:
         return Split(workers=Goodput(), machines=Goodput(), by_attempt={}, by_machine={})
     # What comes after the end is no time of the job: a repair months later, a worker's late word.
@@ -327,7 +329,7 @@ def whole(event: Event, name: str = "step") -> int | None:
     return value if 0 <= value < _LARGEST_COUNT else None
 
 
-class _OpenTimeline:
+class OpenTimeline:
     """The time line while it is being cut.
 
     ``at_t`` is where the last piece ended. While ``training``, the piece that is open is given
@@ -356,7 +358,7 @@ class _OpenTimeline:
         self.attempts = 0
         self.commits: set[tuple[int, int | None]] = set()
 
-    def copied(self) -> _OpenTimeline:
+    def copied(self) -> OpenTimeline:
         """One that may be closed while this one goes on."""
         other = copy.copy(self)
         other.seconds = {key: dict(own) for key, own in self.seconds.items()}
@@ -636,18 +638,18 @@ def _add(into: dict[Part, float], seconds: dict[Part, float], workers: int) -> N
         into[part] = into.get(part, 0.0) + workers * seconds[part]
 
 
-_ACTS: Final[dict[str, Callable[[_OpenTimeline, Event], None]]] = {
-    "job_started": _OpenTimeline._job_started,
-    "attempt_formed": _OpenTimeline._attempt_formed,
-    "resumed": _OpenTimeline._resumed,
-    "step": _OpenTimeline._sampled,
-    "session_ended": _OpenTimeline._session_ended,
-    "worker_lost": _OpenTimeline._lost,
-    "node_lost": _OpenTimeline._lost,
-    "hang": _OpenTimeline._lost,
-    "restart": _OpenTimeline._lost,
-    "rollback": _OpenTimeline._rolled_back,
-    "drain_agreed": _OpenTimeline._drain_agreed,
-    "drained": _OpenTimeline._drained,
-    "job_finished": _OpenTimeline._job_finished,
+_ACTS: Final[dict[str, Callable[[OpenTimeline, Event], None]]] = {
+    "job_started": OpenTimeline._job_started,
+    "attempt_formed": OpenTimeline._attempt_formed,
+    "resumed": OpenTimeline._resumed,
+    "step": OpenTimeline._sampled,
+    "session_ended": OpenTimeline._session_ended,
+    "worker_lost": OpenTimeline._lost,
+    "node_lost": OpenTimeline._lost,
+    "hang": OpenTimeline._lost,
+    "restart": OpenTimeline._lost,
+    "rollback": OpenTimeline._rolled_back,
+    "drain_agreed": OpenTimeline._drain_agreed,
+    "drained": OpenTimeline._drained,
+    "job_finished": OpenTimeline._job_finished,
 }

@@ -92,7 +92,7 @@ def incidents(events: Iterable[Event]) -> list[Incident]:
     Args:
         events: the ledger, in any order.
     """
-    watch = _IncidentTracker()
+    watch = IncidentTracker()
     for event in in_order(events):
         watch.see(event)
     return [incident.told() for incident in watch.incidents]
@@ -141,7 +141,7 @@ class _Open(msgspec.Struct):
 _TOLD_AS_IS: Final = set(Incident.__struct_fields__) & set(_Open.__struct_fields__)
 
 
-class _IncidentTracker:
+class IncidentTracker:
     """Opens, fills and closes incidents, at most one at a time."""
 
     def __init__(self) -> None:
@@ -157,6 +157,7 @@ class _IncidentTracker:
         self.last_t = 0.0  # time of the event before
 
     def see(self, event: Event) -> None:
+        """Take the next one."""
         if event.event in _ACTS:
             _ACTS[event.event](self, event)
         self.last_t = event.t
@@ -323,23 +324,23 @@ class _IncidentTracker:
             self._close()
 
 
-_ACTS: Final[dict[str, Callable[[_IncidentTracker, Event], None]]] = {
-    "job_started": _IncidentTracker._job_started,
-    "attempt_formed": _IncidentTracker._follow,
-    "resumed": _IncidentTracker._resumed,
-    "step": _IncidentTracker._sampled,
-    "survived": _IncidentTracker._survived,
-    "worker_lost": _IncidentTracker._lost,
-    "node_lost": _IncidentTracker._lost,
-    "hang": _IncidentTracker._lost,
-    "restart": _IncidentTracker._restart,
-    "anomaly": _IncidentTracker._anomaly,
-    "rollback": _IncidentTracker._rollback,
-    "notice": _IncidentTracker._notice,
-    "drain_agreed": _IncidentTracker._drain_agreed,
-    "drained": _IncidentTracker._drained,
-    "commit": _IncidentTracker._commit,
-    "job_finished": _IncidentTracker._job_finished,
+_ACTS: Final[dict[str, Callable[[IncidentTracker, Event], None]]] = {
+    "job_started": IncidentTracker._job_started,
+    "attempt_formed": IncidentTracker._follow,
+    "resumed": IncidentTracker._resumed,
+    "step": IncidentTracker._sampled,
+    "survived": IncidentTracker._survived,
+    "worker_lost": IncidentTracker._lost,
+    "node_lost": IncidentTracker._lost,
+    "hang": IncidentTracker._lost,
+    "restart": IncidentTracker._restart,
+    "anomaly": IncidentTracker._anomaly,
+    "rollback": IncidentTracker._rollback,
+    "notice": IncidentTracker._notice,
+    "drain_agreed": IncidentTracker._drain_agreed,
+    "drained": IncidentTracker._drained,
+    "commit": IncidentTracker._commit,
+    "job_finished": IncidentTracker._job_finished,
 }
 
 

@@ -18,15 +18,15 @@ Rejected: to fold all again every minute (five seconds of a core for a million e
 
 from __future__ import annotations
 
-import copy
 import itertools
 import math
 from collections.abc import Iterable
 from typing import Final
 
+from outlast.ledger.clocks import SteadyClocks
 from outlast.ledger.events import Event
-from outlast.ledger.goodput import Goodput, _OpenTimeline, _width, in_order
-from outlast.ledger.incidents import Incident, _IncidentTracker
+from outlast.ledger.goodput import Goodput, OpenTimeline, cut, in_order, timeline_of, whole
+from outlast.ledger.incidents import Incident, IncidentTracker
 
 SETTLES_S: Final = 2.0
 HEAD_MOST: Final = 1000  # events that wait for the first attempt
@@ -41,10 +41,11 @@ class SoFar:
 
     def __init__(self) -> None:
         self.newest_t: float | None = None
+        self._clocks = SteadyClocks()
         self._waiting: list[Event] = []
-        self._line: _OpenTimeline | None = None
+        self._line: OpenTimeline | None = None
         self._head: list[Event] = []  # settled, before the first attempt: its width counts for them
-        self._watch = _IncidentTracker()
+        self._watch = IncidentTracker()
         self._last_t = 0.0  # of the newest event that is folded
         self._told = 0  # incidents that were told and are over
 
@@ -54,7 +55,8 @@ class SoFar:
         Returns:
             The events that are settled by it, in the order of their times: each comes once.
         """
-        self._waiting += events
+        self._waiting += [self._clocks.take(event) for event in events]
+        now += self._clocks.shift_s
         if not self._waiting:
             return []
         ordered = in_order(self._waiting)
@@ -71,25 +73,25 @@ class SoFar:
             self._last_t = settled[-1].t
             self._head += settled
         if self._line is None and (_has_width(self._head) or len(self._head) > HEAD_MOST):
-            self._line = _line(self._head)
+            self._line = timeline_of(self._head)
         if self._line is not None:
-            _fold(self._line, self._head)
+            cut(self._line, self._head)
             self._head = []
         return settled
 
     def goodput(self, now: float | None = None) -> Goodput:
         """What ``goodput`` says of all events so far."""
         due = [*self._head, *self._waiting]
-        line = copy.deepcopy(self._line)
+        line = None if self._line is None else self._line.copied()
         if line is None and due:
-            line = _line(due)
+            line = timeline_of(due)
         if line is None:
             return Goodput()
-        _fold(line, due)
+        cut(line, due)
         end_t = line.at_t if line.finished else due[-1].t if due else self._last_t
         if now is not None and not line.finished:
-            end_t = max(end_t, now)
-        return line.close(end_t)
+            end_t = max(end_t, now + self._clocks.shift_s)
+        return line.close(end_t).workers
 
     def over(self) -> list[Incident]:
         """The incidents that are over and were not told before, once they are settled."""
@@ -105,14 +107,4 @@ class SoFar:
 
 
 def _has_width(events: Iterable[Event]) -> bool:
-    return any(one.event == "attempt_formed" and _width(one, "workers") for one in events)
-
-
-def _line(ordered: list[Event]) -> _OpenTimeline:
-    widths = (_width(one, "workers") for one in ordered if one.event == "attempt_formed")
-    return _OpenTimeline(ordered[0].t, next((width for width in widths if width), 1), "workers")
-
-
-def _fold(line: _OpenTimeline, events: Iterable[Event]) -> None:
-    for event in events:
-        line.see(event)
+    return any(one.event == "attempt_formed" and whole(one, "world_size") for one in events)
