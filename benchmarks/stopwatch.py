@@ -158,14 +158,17 @@ def stopped(watch: Watch, lives: list[tuple[float, float]]) -> dict[str, float]:
         elif word == "ends":
             steps_s += t - begin_t
             end_t = t
+    # Behind the evaluation the session waits for the commit of its end.
+    last = {word: t for t, word in at}
+    ending_s = last["session"] - last["evaluated"]
     return {
         "starting": imported_t - lives[0][0],
         "building": first_t - imported_t,
         "productive, replayed": steps_s,
         "data": data_s,
-        "detecting, restarting, stalled": lost_s + between_s - data_s,
+        "detecting, restarting, stalled": lost_s + between_s - data_s + ending_s,
         "waiting": lives[1][0] - lives[0][1],
-        "script": lives[1][1] - end_t,
+        "script": lives[1][1] - end_t - ending_s,
     }
 
 

@@ -129,10 +129,13 @@ def test_the_summary():
         "  goodput   50.0 % of 4 h 00 min of worker time, in 1 h 00 min",
         "  incidents 1 incident, 600 steps lost",
         (
-            "  cost      1.40, of which 0.70 lost; 0.60 less than on demand "
+            "  cost      1.40, of which 0.70 lost; 0.07 more than on demand "
             "(0.7 per machine and hour, spot)"
         ),
     ]
+    # 2 machine-hours at 0.70 were spent; 1.33 h on demand would have done without the loss.
+    cheap = plain(summary(killed(), price_spot=0.5, price_on_demand=1.0))[-1]
+    assert "1.00, of which 0.50 lost; 0.33 less than on demand" in cheap
     assert "on demand" in plain(summary(killed(), price_on_demand=1.0))[-1]
     assert len(summary(killed())) == 6
     assert plain(summary([])) == ["no job has been started here: the ledger is empty"]
