@@ -132,7 +132,7 @@ def check_struck(work, points, kills):
 @pytest.mark.parametrize(
     ("kills", "how", "num"),
     [
-        *(("job", "python", 2), ("keeper", "python", 1)),
+        *(("job", "python", 3), ("keeper", "python", 2)),
         *((("job", "outlast", 0), ("keeper", "outlast", 0)) if ALL else ()),
     ],
 )
