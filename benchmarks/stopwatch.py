@@ -5,7 +5,8 @@ comes, by its own clock. A worker is killed, one hangs, the job is drained and s
 the last stretch has slow batches, an evaluation and a second tier whose copies come last. From
 these moments and the processes' starts and ends alone it is worked out how long each part took.
 Agreed is what differs by less than 2 % or 0.2 s. How a loss is divided between being noticed and
-being mended only the agent knows, so both are compared together, with the steps done in between.
+being mended only the agent knows, so both are compared together; and of a step how much of it waited for
+a snapshot in front of the optimizer, so stalls are compared together with the steps.
 
     python benchmarks/stopwatch.py [--keep DIRECTORY]
 """
@@ -54,6 +55,7 @@ class Batches:
             yield torch.ones(2, 600)
 
 with outlast.session(model=model, optimizer=optimizer, every="10 steps") as session:
+    tell("opened")
     for batch in session.steps(Batches(), until={STEPS}):
         tell("begins", session.step, os.getpid())
         mark = os.path.join(os.environ["MARKS"], "hung")
@@ -139,6 +141,9 @@ def stopped(watch: Watch, lives: list[tuple[float, float]]) -> dict[str, float]:
     at = [(t, words[0] if words[0] != "loop" else "loop over") for t, words in seen]
     imported_t = next(t for t, word in at if word == "imported")
     first_t = next(t for t, word in at if word == "begins")
+    opened_t = [t for t, word in at if word == "opened"]
+    # From a session's opening to its loop the script has the time; at each start.
+    before_s = [next(t for t, word in at if word == "wants" and t > one) - one for one in opened_t]
     data_s, steps_s, lost_s, wanted_t, between_s = 0.0, 0.0, 0.0, 0.0, 0.0
     end_t, begin_t, is_down = first_t, first_t, False
     for t, word in at:
@@ -163,12 +168,16 @@ def stopped(watch: Watch, lives: list[tuple[float, float]]) -> dict[str, float]:
     ending_s = last["session"] - last["evaluated"]
     return {
         "starting": imported_t - lives[0][0],
-        "building": first_t - imported_t,
-        "productive, replayed": steps_s,
+        "building": opened_t[0] - imported_t,
+        "productive, replayed, stalled": steps_s + between_s - data_s + ending_s,
         "data": data_s,
-        "detecting, restarting, stalled": lost_s + between_s - data_s + ending_s,
+        "detecting, restarting, stalled": lost_s
+        + between_s
+        - data_s
+        + ending_s
+        - sum(before_s[1:]),
         "waiting": lives[1][0] - lives[0][1],
-        "script": lives[1][1] - end_t - ending_s,
+        "script": lives[1][1] - end_t - ending_s + sum(before_s),
     }
 
 

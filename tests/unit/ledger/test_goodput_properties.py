@@ -54,7 +54,59 @@ EVENTS = st.lists(
 )
 
 
-@given(EVENTS, st.none() | st.floats(0, 100), st.sampled_from(["workers", "machines"]))
+SECONDS = st.floats(0, 3)
+
+
+@st.composite
+def lives(draw):
+    """A job as it may live: what happens comes in an order that makes sense, until it is cut."""
+    t, attempt, step, told = 0.0, 0, 0, []
+
+    def tell(event, rank=None, of=None, **fields):
+        nonlocal t
+        t += draw(st.sampled_from([0.0, 0.25, 1.0, 2.5]))
+        own = attempt if of is None else of
+        told.append(
+            Event(
+                t=t, mono=t, job="j", attempt=own, node="a", rank=rank, event=event, fields=fields
+            )
+        )
+
+    tell("job_started", age_s=draw(SECONDS))
+    for _ in range(draw(st.integers(1, 4))):
+        attempt += 1
+        hosts = draw(st.sampled_from([{"a": 1}, {"a": 2, "b": 1}, {"a": 1, "b": 1, "c": 2}]))
+        tell("attempt_formed", world_size=sum(hosts.values()), nodes=len(hosts), hosts=hosts)
+        if draw(st.booleans()):
+            step = draw(st.integers(0, step))
+            tell("resumed", 0, step=step, building_s=draw(SECONDS))
+            for _ in range(draw(st.integers(0, 3))):
+                step += draw(st.integers(1, 10))
+                spent = {name: draw(SECONDS) for name in ("stalled_s", "script_s", "data_s")}
+                tell("step", 0, step=step, **spent)
+        how = draw(st.sampled_from(["lost", "drained", "ended", "vanished"]))
+        if how == "lost":
+            tell("worker_lost", 1, step=step, beat_t=t + draw(SECONDS) - 1)
+            if draw(st.booleans()):  # late
+                tell("step", 0, step=step + 1)
+            continue
+        if how == "vanished":
+            tell("job_started", age_s=draw(SECONDS))
+            continue
+        if how == "drained":
+            tell("drain_agreed", 0, step=step)
+            tell("drained", step=step, committed=True)
+        else:
+            tell("session_ended", 0, step=step, stalled_s=draw(SECONDS))
+        tell("job_finished", exit_code=75 if how == "drained" else 0, copying_s=draw(SECONDS))
+        tell("job_started", of=attempt, age_s=draw(SECONDS))
+    return told[: draw(st.integers(0, len(told)))]
+
+
+JOBS = st.one_of(EVENTS, lives())
+
+
+@given(JOBS, st.none() | st.floats(0, 100), st.sampled_from(["workers", "machines"]))
 def test_the_parts_add_up_for_any_events(events, now, count):
     split = goodput(events, now, count=count)
     parts = split.parts().values()
@@ -82,7 +134,7 @@ def like(found, expected, rel_tol=1e-9, abs_tol=1e-3):
     )
 
 
-@given(EVENTS, st.none() | st.floats(0, 100))
+@given(JOBS, st.none() | st.floats(0, 100))
 def test_attempts_and_machines_add_up_to_the_job_for_any_events(events, now):
     found = split(events, now)
     assert found.workers == goodput(events, now)
@@ -95,7 +147,7 @@ def test_attempts_and_machines_add_up_to_the_job_for_any_events(events, now):
 JOB_TIMES = st.one_of(st.floats(0, 50), st.integers(0, 20).map(float), st.floats(-5000, 5000))
 
 
-@given(EVENTS, JOB_TIMES, st.integers(0, 25))
+@given(JOBS, st.just(0.0) | JOB_TIMES, st.integers(0, 25))
 def test_a_prefix_never_contradicts_the_whole(events, step_t, cut):
     # A clock that steps: what comes after is earlier, or much later.
     moved = [
@@ -115,7 +167,7 @@ def test_a_prefix_never_contradicts_the_whole(events, step_t, cut):
             assert seconds - part.undecided <= getattr(whole, name) + slack, (name, end)
 
 
-@given(EVENTS, st.lists(st.floats(-10, 60), max_size=4))
+@given(JOBS, st.lists(st.floats(-10, 60), max_size=4))
 def test_splits_as_of_moments_are_those_of_what_came_before_them(events, moments):
     ordered = in_order(events)
     first_size = [e for e in ordered if e.event == "attempt_formed"][:1]
