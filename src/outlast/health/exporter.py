@@ -70,6 +70,8 @@ class ExporterSetup(msgspec.Struct, frozen=True, kw_only=True):
         cadence: how often the settings ask for a checkpoint.
         listener: descriptor of the socket that listens; -1 for none.
         textfile: path of the text file; "" for none.
+        price_spot: per machine and hour, or None.
+        price_on_demand: the same, of a machine that is not taken back.
     """
 
     job: str
@@ -79,6 +81,8 @@ class ExporterSetup(msgspec.Struct, frozen=True, kw_only=True):
     cadence: Cadence
     listener: int = -1
     textfile: str = ""
+    price_spot: float | None = None
+    price_on_demand: float | None = None
 
 
 def cadence_of(settings: Settings) -> Cadence:
@@ -208,6 +212,8 @@ class Exporter:
             cadence=cadence_of(self._settings),
             listener=-1 if listener is None else listener.fileno(),
             textfile=str(self._settings.metrics_textfile or ""),
+            price_spot=self._settings.price_spot,
+            price_on_demand=self._settings.price_on_demand,
         )
         with contextlib.ExitStack() as opened:
             handed = []

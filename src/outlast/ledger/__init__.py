@@ -8,6 +8,7 @@
 
 Folds over events:
 
+``clocks``     takes clock steps out, so that hours are those that went by
 ``goodput``    where each worker-second went
 ``incidents``  what went wrong, what it cost, and when the job was back
 ``so_far``     both, of a ledger that is still being written: each event is folded once

@@ -7,6 +7,7 @@ module              what it does
 ``folded``          the job's metrics, from its ledger, each event read once
 ``machine``         this machine's, from what its workers leave in memory
 ``exposition``      both as text, in OpenMetrics or Prometheus' own format; the text file
+``live``            the report's page, on the same port
 ``server``          the port: bounded in connections, time and size of a request
 (itself)            the exporter's process, one per machine and job
 ``alerts``          rules for Prometheus, which come with the package

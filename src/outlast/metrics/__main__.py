@@ -24,6 +24,7 @@ from outlast.health.exporter import ExporterSetup
 from outlast.health.processes import wake_when_alone
 from outlast.health.watched import Begin
 from outlast.metrics.exposition import Exposition
+from outlast.metrics.live import LivePage
 from outlast.metrics.server import Answer, Asked, MetricsServer, Page, plain
 
 NICE: Final = 10
@@ -43,6 +44,7 @@ class ExporterProcess:
         self._setup = setup
         directory = Path(setup.directory)
         self._exposition = Exposition(setup.job, directory, setup.node, setup.cadence)
+        self._live = LivePage(directory, setup.price_spot, setup.price_on_demand)
         self._server: MetricsServer | None = None
         if setup.listener >= 0:
             self._server = MetricsServer(socket.socket(fileno=setup.listener), self._pages())
@@ -54,7 +56,7 @@ class ExporterProcess:
 
     def _pages(self) -> dict[str, Page]:
         """Path → what answers it; a further page of the port is one more entry here."""
-        return {"/metrics": self._metrics}
+        return {"/metrics": self._metrics, "/": self._live.answer}
 
     def _metrics(self, asked: Asked) -> Answer:
         if not self._exposition.is_complete:

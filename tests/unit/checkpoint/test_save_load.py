@@ -414,6 +414,7 @@ def test_the_note_comes_first_and_the_manifest_last(tmp_path):
         ("write", small),
         ("finish", small),
         ("put_new", MANIFEST),
+        ("exists", f"{STEP}/save.json"),  # nobody has pruned it while its writer was paused
     ]
 
 

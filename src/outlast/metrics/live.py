@@ -1,0 +1,68 @@
+"""The report's page, live: ``http://127.0.0.1:PORT/``, written anew while it is looked at.
+
+Guarantees: it is written once for all who ask within ``KEPT_S``, and the longer it takes the more
+seldom; so a crowd of readers costs what one does. A ledger of more than ``MOST_BYTES`` is not read
+again and again: one line says what to do instead.
+"""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Final
+
+from outlast.ledger.clocks import SteadyClocks
+from outlast.ledger.file import FILE_NAME, read_events
+from outlast.metrics.server import Answer, Asked, plain
+from outlast.report.page import page
+
+KEPT_S: Final = 5.0
+SHARE: Final = 0.05  # of the time, at most, that goes into writing it
+MOST_BYTES: Final = 64 << 20
+
+
+class LivePage:
+    """The page of one job.
+
+    Args:
+        directory: the job's.
+        price_spot: per machine and hour, or None.
+        price_on_demand: the same, of a machine that is not taken back.
+    """
+
+    def __init__(
+        self, directory: Path, price_spot: float | None, price_on_demand: float | None
+    ) -> None:
+        self._directory = directory
+        self._spot, self._on_demand = price_spot, price_on_demand
+        self._body = b""
+        self._until_s = 0.0  # monotonic: so long it is good
+
+    def answer(self, asked: Asked) -> Answer:
+        """The page, of a few seconds ago at most."""
+        begun_s = time.monotonic()
+        if begun_s >= self._until_s:
+            try:
+                size = (self._directory / FILE_NAME).stat().st_size
+                if size > MOST_BYTES:
+                    words = f"the ledger is large: outlast report {self._directory} -o report.html"
+                    return plain("503 Service Unavailable", words)
+                self._body = self._written().encode()
+            except OSError as error:
+                words = f"the ledger cannot be read: {error.strerror or error}"
+                return plain("503 Service Unavailable", words)
+            took_s = time.monotonic() - begun_s
+            self._until_s = time.monotonic() + max(KEPT_S, took_s / SHARE)
+        return Answer("200 OK", "text/html; charset=utf-8", self._body)
+
+    def _written(self) -> str:
+        clocks = SteadyClocks()
+        events = [clocks.take(event) for event in read_events(self._directory)]
+        return page(
+            events,
+            self._directory,
+            now=time.time() + clocks.shift_s,
+            price_spot=self._spot,
+            price_on_demand=self._on_demand,
+            refresh_s=int(KEPT_S),
+        )
