@@ -1,4 +1,4 @@
-"""A save that fails is said once, and that saving works again; the end's is asked of who is there."""
+"""A save that fails is said once, and that saving works again; the end's goes to who is there."""
 
 from types import SimpleNamespace
 
