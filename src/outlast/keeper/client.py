@@ -92,6 +92,7 @@ class Client:
         try:
             self._wire.send(message, blob, fds)
         except OSError:  # perhaps in the middle of a message: nothing more would be understood
+            self.lost = True
             self._wire.close()
             raise
 
@@ -151,6 +152,18 @@ class Client:
         if answer.error:
             raise OSError(answer.errno or None, answer.error, name)
         return blob
+
+    def hear(self, timeout_s: float) -> None:
+        """Wait for a word of the keeper's: one that is being killed lets others connect to it.
+
+        Its descriptors are closed in no order that could be relied on, the listening one late.
+
+        Raises:
+            OSError: it is gone, or does not answer.
+        """
+        number = next(self._numbers)
+        ask = wire.Fetch(number=number, tier="", operation="exists", name="")  # there is no such
+        self._ask(ask, number, timeout_s)
 
     def close(self) -> None:
         """Leave on purpose."""
@@ -354,6 +367,10 @@ class KeeperLine:
         self._unusable: StorageError | None = None  # why no keeper can be started
         self._closing = False
         self._standing: dict[type[Any], tuple[Any, bytes, tuple[int, ...]]] = {}
+        # Each client that is lost has a thread make a new one; two new ones would be one too many,
+        # which nobody closes and for which the keeper would stay.
+        self._reconnecting = threading.Lock()
+        self._tried: Client | None = None  # it has yet to say a word
         self._is_settled = False
 
     # --- beginning and end ----------------------------------------------------------------------
@@ -412,6 +429,8 @@ class KeeperLine:
         client, self.client = self.client, None
         if client is not None:
             client.close() if clean else client.leave()
+        if (tried := self._tried) is not None:
+            tried.leave()
         if self._supervisor is None:
             return
         try:
@@ -478,11 +497,21 @@ class KeeperLine:
         except OSError as error:
             logger.debug("not sent: %s", error)
 
-    def wait_for_keeper(self, timeout_s: float) -> None:
-        """Wait until a keeper that has died is there again, but no longer than it may take."""
+    @property
+    def is_gone(self) -> bool:
+        """Whether there is no keeper, as far as this moment knows."""
+        client = self.client
+        return client is None or client.lost
+
+    def wait_for_keeper(self, timeout_s: float) -> bool:
+        """Wait until a keeper that has died is there again, but no longer than it may take.
+
+        Returns:
+            Whether it is.
+        """
         with self._changed:
             limit_s = min(timeout_s, CONNECT_TIMEOUT_S)
-            self._changed.wait_for(lambda: self.client is not None, limit_s)
+            return self._changed.wait_for(lambda: not self.is_gone, limit_s)
 
     # --- inside ---------------------------------------------------------------------------------
 
@@ -501,35 +530,49 @@ class KeeperLine:
             self._supervisor = Supervisor(self._setup, TierWaits(self._say).tell)
             self._supervisor.start()
 
-    def _connect(self, timeout_s: float) -> None:
-        self.client = Client(
+    def _connect(self, timeout_s: float, *, again: bool = False) -> None:
+        client = self._tried = Client(
             self.socket, self._hello, self._on_message, self._lost, timeout_s=timeout_s
         )
+        try:
+            if again and not self._closing:
+                client.hear(CONNECT_TIMEOUT_S)
+            with self._changed:
+                self.client = client
+                standing = list(self._standing.values())
+        except OSError:
+            client.leave()
+            raise
+        finally:
+            self._tried = None
         if self._closing:
-            self.client.leave()
+            client.leave()
             return
-        with self._changed:
-            standing = list(self._standing.values())
         for item in standing:
             with contextlib.suppress(OSError):  # whoever reads hears of it too
-                self.client.send(*item)
+                client.send(*item)
 
     def _lost(self) -> None:
         if self._closing:
             return
-        self.client = None
+        with self._changed:
+            if self.is_gone:  # or its successor is there already
+                self.client = None
         self._on_lost()
         threading.Thread(target=self._reconnect, name="outlast-reconnect", daemon=True).start()
 
     def _reconnect(self) -> None:
         said = False
-        while not self._closing and (self.client is None or self.client.lost):
-            try:
-                self._connect(CONNECT_TIMEOUT_S)
-            except OSError as error:
-                if not said and not self._closing:
-                    self._say(f"{GONE} ({error}); nothing is saved until it is back")
-                said = True
+        with self._reconnecting:
+            while not self._closing and self.is_gone:
+                try:
+                    self._connect(CONNECT_TIMEOUT_S, again=True)
+                except ConnectionResetError:  # it was on its way out
+                    time.sleep(_LOOK_S)
+                except OSError as error:
+                    if not said and not self._closing:
+                        self._say(f"{GONE} ({error}); nothing is saved until it is back")
+                    said = True
         client = self.client
         if self._closing and client is not None:
             client.close()

@@ -498,8 +498,10 @@ class Saving:
             if written is None or (engine.committed_step == step and not once_more):
                 break
             once_more = False
-            engine.line.wait_for_keeper(until_s - time.monotonic())
+            is_there = engine.line.wait_for_keeper(until_s - time.monotonic())
             if not self.take(step, {"reason": reason, "tiers": tiers}):
+                if is_there and engine.line.is_gone:
+                    continue  # it has died meanwhile: its successor is asked
                 break
             written = engine.wait(max(until_s - time.monotonic(), 0.0))
             if written is not None and not written.void and written.told:

@@ -1,6 +1,10 @@
-"""A save that fails is said once, and that saving works again."""
+"""A save that fails is said once, and that saving works again; the end's goes to who is there."""
 
-from outlast.training.saving import Unsaved, Written
+from types import SimpleNamespace
+
+import pytest
+
+from outlast.training.saving import Saving, Unsaved, Written
 
 
 def test_once_and_once_more():
@@ -29,3 +33,27 @@ def test_what_is_not_the_storages_and_the_end_are_said_by_others():
     unsaved.ended(Written(step=2, error="EIO", by_storage=True))
     unsaved.ended(Written(step=2, tier="local"))
     assert said == []
+
+
+@pytest.mark.parametrize(
+    ("was_there", "is_gone", "num_tries"),
+    [(True, True, 2), (True, False, 1), (False, True, 1)],
+)
+def test_a_keeper_that_dies_as_it_is_asked_has_a_successor(
+    monkeypatch, was_there, is_gone, num_tries
+):
+    saving = Saving(None, None, None, None)
+    line = SimpleNamespace(wait_for_keeper=lambda _: was_there, is_gone=is_gone)
+    written = Written(step=6, tier="local")
+    saving.snapshots = SimpleNamespace(
+        engine=SimpleNamespace(line=line, wait=lambda _: written, committed_step=4)
+    )
+    tries = []
+
+    def take(step, _):
+        tries.append(step)
+        return len(tries) == 2
+
+    monkeypatch.setattr(saving, "take", take)
+    saving.commit(6, "finished", 60.0)
+    assert tries == [6] * num_tries
