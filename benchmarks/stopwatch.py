@@ -5,8 +5,8 @@ comes, by its own clock. A worker is killed, one hangs, the job is drained and s
 the last stretch has slow batches, an evaluation and a second tier whose copies come last. From
 these moments and the processes' starts and ends alone it is worked out how long each part took.
 Agreed is what differs by less than 2 % or 0.2 s. How a loss is divided between being noticed and
-being mended only the agent knows, so both are compared together; and of a step how much of it waited for
-a snapshot in front of the optimizer, so stalls are compared together with the steps.
+being mended only the agent knows, so both are compared together. How long a step waited for a
+snapshot in front of its optimizer only the session knows, so stalls are compared with the steps.
 
     python benchmarks/stopwatch.py [--keep DIRECTORY]
 """
@@ -145,13 +145,17 @@ def stopped(watch: Watch, lives: list[tuple[float, float]]) -> dict[str, float]:
     # From a session's opening to its loop the script has the time; at each start.
     before_s = [next(t for t, word in at if word == "wants" and t > one) - one for one in opened_t]
     data_s, steps_s, lost_s, wanted_t, between_s = 0.0, 0.0, 0.0, 0.0, 0.0
+    draining_s = 0.0
     end_t, begin_t, is_down = first_t, first_t, False
     for t, word in at:
         if word == "process" and t > first_t:
             is_down = True
         elif word == "begins" and is_down:  # the first step after a loss
-            away_s = lives[1][0] - lives[0][1] if end_t < lives[0][1] <= t else 0.0
-            lost_s += t - end_t - away_s
+            if end_t < lives[0][1] <= t:  # a drain is a stall, by the fold's own definition
+                draining_s += lives[0][1] - end_t
+                lost_s += t - lives[1][0]
+            else:
+                lost_s += t - end_t
             begin_t, is_down = t, False
         elif word == "begins":  # between two steps: the wait for the batch, and the boundary
             between_s += t - end_t
@@ -169,13 +173,9 @@ def stopped(watch: Watch, lives: list[tuple[float, float]]) -> dict[str, float]:
     return {
         "starting": imported_t - lives[0][0],
         "building": opened_t[0] - imported_t,
-        "productive, replayed, stalled": steps_s + between_s - data_s + ending_s,
+        "productive, replayed, stalled": steps_s + between_s - data_s + draining_s + ending_s,
         "data": data_s,
-        "detecting, restarting, stalled": lost_s
-        + between_s
-        - data_s
-        + ending_s
-        - sum(before_s[1:]),
+        "detecting, restarting": lost_s - sum(before_s[1:]),
         "waiting": lives[1][0] - lives[0][1],
         "script": lives[1][1] - end_t - ending_s + sum(before_s),
     }
