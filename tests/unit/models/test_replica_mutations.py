@@ -71,4 +71,4 @@ def test_with_all_of_them_the_model_holds():
 @pytest.mark.parametrize("protection", some(PROTECTIONS, 2), ids=lambda one: one.__name__)
 def test_without_it_the_model_fails(protection, monkeypatch):
     protection(monkeypatch)
-    assert is_noticed(Replicas, most=300)
+    assert is_noticed(Replicas, most=1500)
