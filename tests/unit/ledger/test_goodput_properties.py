@@ -123,6 +123,20 @@ def test_the_parts_add_up_for_any_events(events, now, count):
     assert split.steps_replayed >= 0
 
 
+SIZES = ("world_size", "nodes", "hosts")
+
+
+@given(JOBS, st.none() | st.floats(0, 100))
+def test_a_worker_alone_has_the_seconds_of_the_clock_and_no_more(events, now):
+    """The total is a sum of parts: only a clock shows that a second was given twice, or never."""
+    alone = [
+        msgspec.structs.replace(e, fields={k: v for k, v in e.fields.items() if k not in SIZES})
+        for e in events
+    ]
+    found = goodput(alone, now)
+    assert math.isclose(found.total, found.wall_s, rel_tol=1e-9, abs_tol=1e-6)
+
+
 def added_up(each):
     return {part: math.fsum(parts[part] for parts in each.values()) for part in PARTS}
 
