@@ -195,7 +195,7 @@ def linked_directories(source: Path, root: Path) -> list[str]:
     return [one.name for one in found if one.is_linked and one.is_directory]
 
 
-class _Placed(NamedTuple):
+class _PlacedFile(NamedTuple):
     """What is there of a working directory, by its path in it."""
 
     name: str
@@ -203,7 +203,7 @@ class _Placed(NamedTuple):
     is_linked: bool
 
 
-def _walk(source: Path, *, apart: Collection[Path]) -> Iterator[_Placed]:
+def _walk(source: Path, *, apart: Collection[Path]) -> Iterator[_PlacedFile]:
     """What a copy has, the shallow ahead of the deep: a script lies there, and data below.
 
     A directory with more entries than may still come is linked as a whole: neither its files nor
@@ -220,7 +220,7 @@ def _walk(source: Path, *, apart: Collection[Path]) -> Iterator[_Placed]:
             names = [one.name for one in islice(found, None if here == Path() else left + 1)]
         if here != Path():
             is_linked = len(names) > left
-            yield _Placed(str(here), is_directory=True, is_linked=is_linked)
+            yield _PlacedFile(str(here), is_directory=True, is_linked=is_linked)
             if is_linked:
                 continue
         entries += len(names)
@@ -231,14 +231,14 @@ def _walk(source: Path, *, apart: Collection[Path]) -> Iterator[_Placed]:
                 if name in _LEFT_OUT or one.resolve() in apart or is_job:
                     continue
             if one.is_symlink():
-                yield _Placed(path, is_directory=False, is_linked=True)
+                yield _PlacedFile(path, is_directory=False, is_linked=True)
             elif one.is_dir():
                 waiting.append(here / name)
             elif one.is_file():
                 size = one.stat().st_size
                 is_linked = size > FILE_BYTES_MAX or size > room
                 room -= 0 if is_linked else size
-                yield _Placed(path, is_directory=False, is_linked=is_linked)
+                yield _PlacedFile(path, is_directory=False, is_linked=is_linked)
 
 
 def _quoted(text: str) -> str:

@@ -46,7 +46,7 @@ YOUNG_MAX: Final = 5  # in a row that die young
 _LINE_BYTES: Final = 4096
 
 
-class Cadence(msgspec.Struct, frozen=True, kw_only=True):
+class CadenceSetting(msgspec.Struct, frozen=True, kw_only=True):
     """How often the settings ask for a checkpoint.
 
     Attributes:
@@ -78,18 +78,18 @@ class ExporterSetup(msgspec.Struct, frozen=True, kw_only=True):
     directory: str
     node: str
     parent: int
-    cadence: Cadence
+    cadence: CadenceSetting
     listener: int = -1
     textfile: str = ""
     price_spot: float | None = None
     price_on_demand: float | None = None
 
 
-def cadence_of(settings: Settings) -> Cadence:
+def cadence_of(settings: Settings) -> CadenceSetting:
     """How often these settings ask for a checkpoint."""
     every = settings.checkpoint_every
     tiers = {tier.name: tier.every for tier in settings.tiers}
-    return Cadence(steps=every.steps, seconds=every.seconds, tiers=tiers)
+    return CadenceSetting(steps=every.steps, seconds=every.seconds, tiers=tiers)
 
 
 class Exporter:

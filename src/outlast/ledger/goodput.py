@@ -283,23 +283,23 @@ def _age_s(event: Event) -> float:
     return age_s if age_s is not None and 0 <= age_s <= _LARGEST_AGE_S else 0.0
 
 
-class Ordered(list[Event]):
+class OrderedEvents(list[Event]):
     """Events as :func:`in_order` gives them; to order them again costs nothing."""
 
 
-def in_order(events: Iterable[Event]) -> Ordered:
+def in_order(events: Iterable[Event]) -> OrderedEvents:
     """The events by time, each once; events at the same time in one fixed order.
 
     What has no usable time is left out.
     """
-    if isinstance(events, Ordered):
+    if isinstance(events, OrderedEvents):
         return events
     usable = [e for e in events if abs(e.t) <= _LARGEST_T and abs(e.mono) <= _LARGEST_T]
     usable.sort(key=_time_of)
     times = [event.t for event in usable]
     if not any(map(operator.eq, times, itertools.islice(times, 1, None))):
-        return Ordered(usable)
-    ordered = Ordered()
+        return OrderedEvents(usable)
+    ordered = OrderedEvents()
     for _, group in itertools.groupby(usable, key=_time_of):
         ties = list(group)
         if len(ties) > 1:

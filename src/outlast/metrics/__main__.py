@@ -25,7 +25,7 @@ from outlast.health.processes import wake_when_alone
 from outlast.health.watched import Begin
 from outlast.metrics.exposition import Exposition
 from outlast.metrics.live import LivePage
-from outlast.metrics.server import Answer, Asked, MetricsServer, Page, plain
+from outlast.metrics.server import Answer, MetricsRequest, MetricsServer, Page, plain
 
 NICE: Final = 10
 LOOK_S: Final = 0.5
@@ -58,7 +58,7 @@ class ExporterProcess:
         """Path → what answers it; a further page of the port is one more entry here."""
         return {"/metrics": self._metrics, "/": self._live.answer}
 
-    def _metrics(self, asked: Asked) -> Answer:
+    def _metrics(self, asked: MetricsRequest) -> Answer:
         if not self._exposition.is_complete:
             return plain("503 Service Unavailable", "the ledger is still being read")
         body, kind = self._exposition.text(asked.accept)

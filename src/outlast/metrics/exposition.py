@@ -31,7 +31,7 @@ from prometheus_client.metrics_core import (
     Metric,
 )
 
-from outlast.health.exporter import Cadence
+from outlast.health.exporter import CadenceSetting
 from outlast.health.watched import Begin
 from outlast.ledger.file import Follower
 from outlast.metrics.folded import Buckets, JobFold, Labels, Tally
@@ -53,7 +53,7 @@ class Exposition:
         cadence: how often the settings ask for a checkpoint.
     """
 
-    def __init__(self, job: str, directory: Path, node: str, cadence: Cadence) -> None:
+    def __init__(self, job: str, directory: Path, node: str, cadence: CadenceSetting) -> None:
         self._job = job
         self._node = node
         self._follower = Follower(directory, most_bytes=CHUNK_BYTES)

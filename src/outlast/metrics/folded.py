@@ -23,7 +23,7 @@ from typing import Final
 
 import msgspec
 
-from outlast.health.exporter import Cadence
+from outlast.health.exporter import CadenceSetting
 from outlast.ledger.events import Event
 from outlast.ledger.goodput import number, whole
 from outlast.ledger.incidents import Incident
@@ -113,7 +113,7 @@ class JobFold:
         cadence: how often the settings ask for a checkpoint.
     """
 
-    def __init__(self, cadence: Cadence) -> None:
+    def __init__(self, cadence: CadenceSetting) -> None:
         self._cadence = cadence
         self._tally = Tally()
         self._so_far = SoFar()

@@ -13,7 +13,7 @@ from typing import Final
 
 from outlast.ledger.clocks import SteadyClocks
 from outlast.ledger.file import FILE_NAME, read_events
-from outlast.metrics.server import Answer, Asked, plain
+from outlast.metrics.server import Answer, MetricsRequest, plain
 from outlast.report.page import page
 
 KEPT_S: Final = 5.0
@@ -38,7 +38,7 @@ class LivePage:
         self._body = b""
         self._until_s = 0.0  # monotonic: so long it is good
 
-    def answer(self, asked: Asked) -> Answer:
+    def answer(self, asked: MetricsRequest) -> Answer:
         """The page, of a few seconds ago at most."""
         begun_s = time.monotonic()
         if begun_s >= self._until_s:

@@ -38,14 +38,14 @@ class Answer(NamedTuple):
     body: bytes
 
 
-class Asked(NamedTuple):
+class MetricsRequest(NamedTuple):
     """A request that was understood: its path without the query, and what it accepts."""
 
     path: str
     accept: str
 
 
-Page = Callable[[Asked], Answer]
+Page = Callable[[MetricsRequest], Answer]
 
 
 def plain(status: str, words: str) -> Answer:
@@ -53,7 +53,7 @@ def plain(status: str, words: str) -> Answer:
     return Answer(status, "text/plain; charset=utf-8", words.encode() + b"\n")
 
 
-class _Connection:
+class _Caller:
     """One connection: what has come of its request, what is left of its answer."""
 
     def __init__(self, sock: socket.socket, now_s: float) -> None:
@@ -79,7 +79,7 @@ class MetricsServer:
         self._listener = listener
         self._pages = pages
         self._selector = selectors.DefaultSelector()
-        self._open: dict[int, _Connection] = {}
+        self._open: dict[int, _Caller] = {}
         listener.setblocking(False)
         self._selector.register(listener, selectors.EVENT_READ)
 
@@ -111,11 +111,11 @@ class MetricsServer:
                 quiet = min(self._open.values(), key=lambda one: (one.is_answering, one.heard_s))
                 self._close(quiet)
             sock.setblocking(False)
-            found = self._open[sock.fileno()] = _Connection(sock, time.monotonic())
+            found = self._open[sock.fileno()] = _Caller(sock, time.monotonic())
             self._selector.register(sock, selectors.EVENT_READ)
             self._go_on(found)  # most have sent their request by now
 
-    def _go_on(self, found: _Connection) -> None:
+    def _go_on(self, found: _Caller) -> None:
         try:
             if found.left:
                 self._send(found)
@@ -126,7 +126,7 @@ class MetricsServer:
         except OSError:
             self._close(found)
 
-    def _read(self, found: _Connection) -> None:
+    def _read(self, found: _Caller) -> None:
         data = found.sock.recv(REQUEST_BYTES)
         if not data:
             self._close(found)
@@ -138,14 +138,14 @@ class MetricsServer:
             self._selector.modify(found.sock, selectors.EVENT_WRITE)
             self._send(found)
 
-    def _send(self, found: _Connection) -> None:
+    def _send(self, found: _Caller) -> None:
         found.left = found.left[found.sock.send(found.left) :]
         if not found.left:
             with contextlib.suppress(OSError):
                 found.sock.shutdown(socket.SHUT_WR)
             self._close(found)
 
-    def _close(self, found: _Connection) -> None:
+    def _close(self, found: _Caller) -> None:
         if self._open.get(found.sock.fileno()) is found:
             del self._open[found.sock.fileno()]
             self._selector.unregister(found.sock)
@@ -177,7 +177,7 @@ def _is_bad(request: bytes) -> bool:
     return not any(one.startswith(request[:4]) or request.startswith(one) for one in _METHODS)
 
 
-def _understand(request: bytes) -> tuple[bytes, Asked | None]:
+def _understand(request: bytes) -> tuple[bytes, MetricsRequest | None]:
     lines = request.partition(_END)[0].split(b"\r\n")
     words = lines[0].split(b" ")
     if _is_bad(request) or len(words) != 3 or not words[2].startswith(b"HTTP/1."):
@@ -188,4 +188,4 @@ def _understand(request: bytes) -> tuple[bytes, Asked | None]:
         if name.strip().lower() == b"accept":
             accept = value.strip().decode("latin-1")
     path = words[1].partition(b"?")[0].decode("latin-1")
-    return words[0], Asked(path, accept)
+    return words[0], MetricsRequest(path, accept)

@@ -58,7 +58,7 @@ class PartRow(NamedTuple):
     key: str
 
 
-class Told(NamedTuple):
+class ToldIncident(NamedTuple):
     """An incident: its lines, and the ledger's lines and stacks that it rests on."""
 
     number: int
@@ -70,7 +70,7 @@ class Told(NamedTuple):
     stacks: list[tuple[str, str]]
 
 
-class Lane(NamedTuple):
+class AttemptLane(NamedTuple):
     """An attempt on the timeline: left and width in percent."""
 
     number: int
@@ -79,7 +79,7 @@ class Lane(NamedTuple):
     words: str
 
 
-class Table(NamedTuple):
+class PageTable(NamedTuple):
     """A table: its heads, and rows of words."""
 
     heads: list[str]
@@ -209,7 +209,7 @@ def _parts(job: Facts) -> list[PartRow]:
 # --- what happened --------------------------------------------------------------------------------
 
 
-def _lanes(spans: Sequence[series.AttemptSpan], times: Span) -> list[Lane]:
+def _lanes(spans: Sequence[series.AttemptSpan], times: Span) -> list[AttemptLane]:
     lanes = []
     for one in spans[-LANES:]:
         left = 100 * times.part(one.begin_t)
@@ -217,11 +217,11 @@ def _lanes(spans: Sequence[series.AttemptSpan], times: Span) -> list[Lane]:
         workers = units.count(one.workers, "worker")
         lasted = units.seconds(max(0.0, one.end_t - one.begin_t))
         words = f"attempt {one.number}: {workers}, {lasted}"
-        lanes.append(Lane(one.number, round(left, 2), round(width, 2), words))
+        lanes.append(AttemptLane(one.number, round(left, 2), round(width, 2), words))
     return lanes
 
 
-def _attempt_table(spans: Sequence[series.AttemptSpan]) -> Table:
+def _attempt_table(spans: Sequence[series.AttemptSpan]) -> PageTable:
     rows = [
         [
             str(one.number),
@@ -235,10 +235,10 @@ def _attempt_table(spans: Sequence[series.AttemptSpan]) -> Table:
         for one in spans[-ROWS:]
     ]
     heads = ["attempt", "from", "for", "workers", "went on at step", "came to step", "ended"]
-    return Table(heads, rows)
+    return PageTable(heads, rows)
 
 
-def _told(job: Facts, ordered: Sequence[Event], directory: Path | None) -> list[Told]:
+def _told(job: Facts, ordered: Sequence[Event], directory: Path | None) -> list[ToldIncident]:
     """The newest incidents first; what there is room for of their evidence."""
     room = EVIDENCE_BYTES
     told = []
@@ -257,7 +257,9 @@ def _told(job: Facts, ordered: Sequence[Event], directory: Path | None) -> list[
                         stacks.append((name, stack))
                         room -= len(stack)
         when = units.when(one.began_t)
-        told.append(Told(number, when, one.kind, _short(one.what, 600), lines, evidence, stacks))
+        told.append(
+            ToldIncident(number, when, one.kind, _short(one.what, 600), lines, evidence, stacks)
+        )
     return told
 
 
@@ -309,7 +311,7 @@ def _stacks(directory: Path, place: object) -> list[tuple[str, str]]:
 # --- curves ---------------------------------------------------------------------------------------
 
 
-def _loss_plots(ordered: Sequence[Event], job: Facts) -> list[tuple[str, Plot, Table]]:
+def _loss_plots(ordered: Sequence[Event], job: Facts) -> list[tuple[str, Plot, PageTable]]:
     found = []
     marks = [
         (float(one.resumed_step), f"{one.kind}: went on from step {one.resumed_step}", "bad")
@@ -328,7 +330,7 @@ def _loss_plots(ordered: Sequence[Event], job: Facts) -> list[tuple[str, Plot, T
         )
         if picture is not None:
             rows = [[f"{step:,.0f}", _number(value)] for step, value in _evenly(points)]
-            found.append((name, picture, Table(["step", name], rows)))
+            found.append((name, picture, PageTable(["step", name], rows)))
     return found
 
 
@@ -382,20 +384,20 @@ def _evenly(points: series.Points) -> series.Points:
     return [points[round(i * (len(points) - 1) / (ROWS - 1))] for i in range(ROWS)]
 
 
-def _sampled_table(points: series.Points, name: str) -> Table:
+def _sampled_table(points: series.Points, name: str) -> PageTable:
     rows = [[units.when(t), units.seconds(value)] for t, value in _evenly(points)]
-    return Table(["time", name], rows)
+    return PageTable(["time", name], rows)
 
 
-def _save_table(saved: Sequence[series.SavePoint]) -> Table:
+def _save_table(saved: Sequence[series.SavePoint]) -> PageTable:
     rows = [
         [units.when(s.t), f"{s.step:,}", s.tier, units.seconds(s.seconds), units.size(s.num_bytes)]
         for s in saved[-ROWS:]
     ]
-    return Table(["time", "step", "tier", "durable after", "size"], rows)
+    return PageTable(["time", "step", "tier", "durable after", "size"], rows)
 
 
-def _tier_table(job: Facts) -> Table:
+def _tier_table(job: Facts) -> PageTable:
     rows = [
         [
             name,
@@ -409,10 +411,10 @@ def _tier_table(job: Facts) -> Table:
         for name, one in job.by_tier.items()
     ]
     heads = ["tier", "checkpoints", "mean", "slowest", "size", "newest step", "skipped"]
-    return Table(heads, rows)
+    return PageTable(heads, rows)
 
 
-def _machine_table(ordered: Sequence[Event], job: Facts) -> Table:
+def _machine_table(ordered: Sequence[Event], job: Facts) -> PageTable:
     """Each machine: what went wrong there, and where its time went."""
     failures = series.failures_by_machine(ordered)
     names = [*failures, *(name for name in job.by_machine if name not in failures)]
@@ -421,7 +423,7 @@ def _machine_table(ordered: Sequence[Event], job: Facts) -> Table:
         counts = ", ".join(f"{count} {what}" for what, count in failures.get(name, {}).items())
         spent = text.parts_of(job.by_machine[name]) if name in job.by_machine else ""
         rows.append([name or "not known", counts or "nothing", spent])
-    return Table(["machine", "what went wrong", "its workers' time"], rows)
+    return PageTable(["machine", "what went wrong", "its workers' time"], rows)
 
 
 def _split(line: str) -> list[str]:

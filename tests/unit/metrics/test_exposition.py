@@ -8,7 +8,7 @@ import pytest
 import yaml
 from prometheus_client.openmetrics.parser import text_string_to_metric_families
 
-from outlast.health.exporter import Cadence
+from outlast.health.exporter import CadenceSetting
 from outlast.ledger.events import EVENT_NAMES, Event, encode
 from outlast.ledger.file import FILE_NAME
 from outlast.metrics.alerts import RULES, rule_file
@@ -66,7 +66,7 @@ def whole_story():
 
 
 def folded(story, now=None, cadence=None):
-    fold = JobFold(cadence or Cadence(tiers={"local": 1, "shared": 4}))
+    fold = JobFold(cadence or CadenceSetting(tiers={"local": 1, "shared": 4}))
     now = story.t + 60 if now is None else now
     fold.take(story.events, now)
     return fold.tally(now)
@@ -74,7 +74,7 @@ def folded(story, now=None, cadence=None):
 
 def written(story, directory):
     (directory / FILE_NAME).write_bytes(b"".join(map(encode, story.events)))
-    exposition = Exposition("j", directory, "m0", Cadence(tiers={"local": 1, "shared": 4}))
+    exposition = Exposition("j", directory, "m0", CadenceSetting(tiers={"local": 1, "shared": 4}))
     while exposition.look():
         pass
     return exposition
@@ -130,9 +130,9 @@ def test_ages_go_on_while_nothing_is_written():
 @pytest.mark.parametrize(
     ("cadence", "seconds"),
     [
-        (Cadence(seconds=60.0, tiers={"local": 1}), 60.0),
-        (Cadence(seconds=60.0, tiers={"local": 5}), 300.0),
-        (Cadence(steps=100, tiers={"local": 1}), 100 * 0.2),  # where steps are slow
+        (CadenceSetting(seconds=60.0, tiers={"local": 1}), 60.0),
+        (CadenceSetting(seconds=60.0, tiers={"local": 5}), 300.0),
+        (CadenceSetting(steps=100, tiers={"local": 1}), 100 * 0.2),  # where steps are slow
     ],
 )
 def test_the_interval_is_the_one_that_is_meant(cadence, seconds):

@@ -3,9 +3,9 @@
 from outlast.ledger.file import FILE_NAME, Ledger
 from outlast.metrics import live
 from outlast.metrics.live import LivePage
-from outlast.metrics.server import Asked
+from outlast.metrics.server import MetricsRequest
 
-ASKED = Asked("/", "text/html")
+ASKED = MetricsRequest("/", "text/html")
 
 
 def test_it_is_the_jobs_page_and_is_written_once(tmp_path, monkeypatch):
