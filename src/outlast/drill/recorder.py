@@ -85,6 +85,7 @@ class Recorder:
         self._is_troubled = False
         self._by_session = False  # else by optimizers' steps
         self._has_begun = False  # a step is under way
+        self._in_backward = False
         self._has_found = False
         self._step = 0
         self._ahead: dict[str, str] = {}  # random numbers' states
@@ -124,7 +125,7 @@ class Recorder:
             )
             os.register_at_fork(after_in_child=self._mute)
             _hear_of_calls(self._called)
-            _hear_of_losses(self._lost)
+            _hear_of_losses(self._lost, self._returned)
             register_optimizer_step_pre_hook(_outside_graphs(self._steps))
             register_optimizer_step_post_hook(_outside_graphs(self._stepped))
 
@@ -178,7 +179,13 @@ class Recorder:
         self._obey(step + 1)
 
     def completed(self, step: int, objects: Mapping[str, Any]) -> None:
-        """So many steps are complete."""
+        """So many steps are complete.
+
+        To a session, a step that is left once gradients have moved is complete: it may be a break.
+        One whose backward pass has not come back was left by an error.
+        """
+        if self._in_backward:
+            return
         with self._recording():
             self._objects = objects
             self._complete(step)
@@ -203,6 +210,11 @@ class Recorder:
         with self._recording():
             for root in [roots] if isinstance(roots, torch.Tensor) else list(roots):
                 self._losses.append(number_of(root))
+            self._in_backward = True
+
+    def _returned(self, _: Any) -> None:
+        """It has come back."""
+        self._in_backward = False
 
     def _steps(self, optimizer: Optimizer) -> None:
         """Ahead of an optimizer's step."""
@@ -276,7 +288,7 @@ class Recorder:
 
     def _drop(self) -> None:
         self._losses, self._inputs, self._rates = [], [], []
-        self._has_begun = False
+        self._has_begun = self._in_backward = False
 
     def _obey(self, step: int) -> None:
         """Do what this rank was ordered to do ahead of the step of this number."""
@@ -519,13 +531,15 @@ def _hear_of_calls(tell: Callable[..., None]) -> None:
     torch_modules.Module.__call__ = called
 
 
-def _hear_of_losses(tell: Callable[..., None]) -> None:
+def _hear_of_losses(tell: Callable[..., None], returned: Callable[..., None]) -> None:
     original = torch.autograd.backward
-    tell = _Uncompiled(tell)
+    tell, returned = _Uncompiled(tell), _Uncompiled(returned)
 
     def backward(tensors: Any, *args: Any, **options: Any) -> Any:
         tell(tensors)
-        return original(tensors, *args, **options)
+        result = original(tensors, *args, **options)
+        returned(tensors)
+        return result
 
     file = str(torch.autograd.__file__)
     torch.autograd.backward = _as_torchs_own(functools.wraps(original)(backward), file)

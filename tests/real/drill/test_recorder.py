@@ -122,3 +122,35 @@ def test_tracebacks_are_the_scripts_own(floor, tmp_path):
     )
     assert started.wait() == 76, started.text
     assert re.findall(r'File "(.*?)"', started.err) == [str(script)], started.text
+
+
+FAILS_WITHIN = """
+import torch, outlast
+model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Linear(4, 1))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+def fail(_):
+    if session.step == 2:
+        raise RuntimeError("a peer has closed the connection")
+
+model[0].weight.register_post_accumulate_grad_hook(fail)
+with outlast.session(model=model, optimizer=optimizer, every="1 step") as session:
+    for _ in session.steps(range(5)):
+        optimizer.zero_grad()
+        model(torch.ones(2, 4)).sum().backward()
+        optimizer.step()
+"""
+
+
+def test_a_step_whose_backward_pass_has_failed_is_none(floor, tmp_path):
+    script = tmp_path / "fails.py"
+    script.write_text(FAILS_WITHIN)
+    job = floor.outlast(
+        *("run", "--dir", tmp_path / "job", "-m", "outlast.drill.inside", script),
+        env={"OUTLAST_DRILL": tmp_path / "run"},
+    )
+    assert job.wait() != 0
+    first, *later = WorkerRecords(tmp_path / "run").look()
+    assert [step.step for step in first.steps] == [1, 2]
+    assert later
+    assert all(step.step < 3 for one in later for step in one.steps)
