@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import itertools
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import click
@@ -41,11 +43,11 @@ def command(directory: str | None, as_json: bool, output: Path | None) -> None:
         raise ConfigError(f"{why}: outlast report -o report.html")
     settings = config.load({"dir": directory})
     read_job(settings.dir)  # says what is wrong when this is no job's directory
-    gc.disable()  # what is read are no cycles: looking for some takes as long as reading
     unread: list[bool] = []
     clocks = SteadyClocks()
     read = read_events(settings.dir, on_unread=lambda: unread.append(True))
-    events = [clocks.take(event) for event in read]
+    with _no_collection():
+        events = [clocks.take(event) for event in read]
     # A machine that the doctor sent away has said so after the end: that is no time of the job.
     last = next((one.event for one in reversed(events) if one.event != "preflight"), "")
     finished = last in ("job_finished", "drained")
@@ -82,6 +84,19 @@ def command(directory: str | None, as_json: bool, output: Path | None) -> None:
         for line in forecast_lines(job):
             console.print(line)
     console.print(f"Next: outlast checkpoints list {Path(directory or settings.dir)}")
+
+
+@contextlib.contextmanager
+def _no_collection() -> Iterator[None]:
+    """What is read are no cycles: to look for some takes as long as reading does."""
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_on:
+            gc.freeze()  # nor are they looked at later
+            gc.enable()
 
 
 def _write(content: str, path: Path) -> None:
