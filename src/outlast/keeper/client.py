@@ -567,7 +567,7 @@ class KeeperLine:
             while not self._closing and self.is_gone:
                 try:
                     self._connect(CONNECT_TIMEOUT_S, again=True)
-                except ConnectionResetError:  # it was on its way out
+                except (ConnectionResetError, BrokenPipeError):  # it was on its way out
                     time.sleep(_LOOK_S)
                 except OSError as error:
                     if not said and not self._closing:
