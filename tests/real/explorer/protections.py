@@ -137,11 +137,18 @@ def _claim():
 
 
 def _note():
-    """A save's directory does not say whose it is before anything else is in it."""
-    from outlast.checkpoint import mend
-    from outlast.keeper import copies, flight
+    """A save's directory does not say whose it is before anything else is in it.
 
-    return [mock.patch.object(one, "sign") for one in (flight, copies, mend)]
+    Nobody asks for the note then: else a save without one is never committed.
+    """
+    from outlast.checkpoint import mend
+    from outlast.keeper import conclude, copies, flight
+
+    unsigned = [mock.patch.object(one, "sign") for one in (flight, copies, mend)]
+    asking = [
+        mock.patch.object(one, "is_still_there", return_value=True) for one in (conclude, copies)
+    ]
+    return unsigned + asking
 
 
 def _own_names():
