@@ -15,7 +15,7 @@ from rich.text import Text
 
 from outlast import config, units
 from outlast.errors import ConfigError, StorageError
-from outlast.ledger.clocks import SteadyClocks
+from outlast.ledger.clocks import steady
 from outlast.ledger.file import read_events
 from outlast.ledger.job import read_job
 from outlast.report.facts import Facts, facts, to_json
@@ -44,14 +44,13 @@ def command(directory: str | None, as_json: bool, output: Path | None) -> None:
     settings = config.load({"dir": directory})
     read_job(settings.dir)  # says what is wrong when this is no job's directory
     unread: list[bool] = []
-    clocks = SteadyClocks()
     read = read_events(settings.dir, on_unread=lambda: unread.append(True))
     with _no_collection():
-        events = [clocks.take(event) for event in read]
+        events, shift_s = steady(read)
     # A machine that the doctor sent away has said so after the end: that is no time of the job.
     last = next((one.event for one in reversed(events) if one.event != "preflight"), "")
     finished = last in ("job_finished", "drained")
-    now = None if finished else time.time() + clocks.shift_s
+    now = None if finished else time.time() + shift_s
     prices = {"price_spot": settings.price_spot, "price_on_demand": settings.price_on_demand}
     if as_json:
         click.echo(msgspec.json.encode(to_json(events, now=now, **prices)))

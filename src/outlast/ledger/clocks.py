@@ -81,10 +81,10 @@ class SteadyClocks:
         return event.mono < known.mono - SLACK_S
 
 
-def steady(events: Iterable[Event]) -> list[Event]:
-    """A whole ledger without its clock steps; events as the file has them."""
+def steady(events: Iterable[Event]) -> tuple[list[Event], float]:
+    """A whole ledger, in the file's order, without its clock steps; and the shift of "now"."""
     clocks = SteadyClocks()
-    return [clocks.take(event) for event in events]
+    return [clocks.take(event) for event in events], clocks.shift_s
 
 
 def _shifted(event: Event, by_s: float) -> Event:

@@ -13,6 +13,8 @@ more, so that copies of less than that stay unmeasured: they cost next to nothin
 ``tier_times`` is what copying to each tier took, in all. What a tier's own saves have blocked is
 known where a snapshot was for some tiers only, and is theirs in equal shares.
 
+``SampledSteps`` says how long steps took, for all who show that.
+
 What can go wrong: batches that happen to be longer while a copy goes on. Over some copies that
 evens out; a share below nothing is nothing, one above ``MOST`` is ``MOST``.
 """
@@ -27,6 +29,7 @@ from typing import Final, NamedTuple
 import msgspec
 
 from outlast.ledger.events import Event
+from outlast.ledger.goodput import number, whole
 
 NEWEST_SAVES: Final = 20
 NEWEST_STEPS: Final = 50
@@ -142,44 +145,49 @@ class TierTime(msgspec.Struct, frozen=True, kw_only=True):
 
 def tier_times(events: Iterable[Event]) -> dict[str, TierTime]:
     """Tier → what it took; in the order in which they were first heard of."""
-    found: dict[str, dict[str, float]] = {}
+    found: dict[str, dict[str, float]] = collections.defaultdict(
+        lambda: dict.fromkeys(TierTime.__struct_fields__, 0)
+    )
     for event in events:
-        name = event.event
+        name, tier = event.event, event.get("tier")
         if name in ("commit", "tier_copied"):
-            tier = event.get("tier")
-            seconds = _seconds(event.get("durable_s" if name == "commit" else "seconds"))
-            if not isinstance(tier, str) or not tier or seconds is None:
+            seconds = number(event, "durable_s" if name == "commit" else "seconds")
+            if not isinstance(tier, str) or not tier or seconds is None or seconds < 0:
                 continue
-            one = found.setdefault(tier, dict.fromkeys(TierTime.__struct_fields__, 0))
+            one = found[tier]
             one["num"] += 1
-            one["bytes"] += _count(event.get("bytes"))
+            one["bytes"] += whole(event, "bytes") or 0
             one["seconds"] += seconds
             one["slowest_s"] = max(one["slowest_s"], seconds)
-            one["newest_step"] = max(one["newest_step"], _count(event.get("step")))
+            one["newest_step"] = max(one["newest_step"], whole(event) or 0)
         elif name == "snapshot":
-            tiers, blocked_s = event.get("tiers"), _seconds(event.get("blocked_s"))
-            if blocked_s is not None and isinstance(tiers, list):
-                for tier in {tier for tier in tiers if isinstance(tier, str)}:
-                    one = found.setdefault(tier, dict.fromkeys(TierTime.__struct_fields__, 0))
-                    one["blocked_s"] += blocked_s / len(tiers)
-        elif name == "save_skipped" and isinstance(event.get("tier"), str):
-            one = found.setdefault(event["tier"], dict.fromkeys(TierTime.__struct_fields__, 0))
-            one["num_skipped"] += 1
+            tiers, blocked_s = event.get("tiers"), number(event, "blocked_s")
+            if blocked_s is not None and blocked_s >= 0 and isinstance(tiers, list):
+                for each in {each for each in tiers if isinstance(each, str)}:
+                    found[each]["blocked_s"] += blocked_s / len(tiers)
+        elif name == "save_skipped" and isinstance(tier, str):
+            found[tier]["num_skipped"] += 1
     return {tier: msgspec.convert(one, TierTime) for tier, one in found.items()}
 
 
-def _seconds(value: object) -> float | None:
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        return None
-    return float(value) if 0 <= value < _LARGEST_S else None
+class SampledSteps:
+    """How long steps took, in the mean from one of rank 0's samples to the next of its attempt."""
 
+    def __init__(self) -> None:
+        self._newest: dict[int, int] = {}  # attempt → the step of its newest sample
 
-def _count(value: object) -> int:
-    return value if type(value) is int and 0 <= value < _LARGEST_COUNT else 0
+    def take(self, event: Event) -> tuple[float, int] | None:
+        """Seconds of a step and how many there were; None where an event says nothing of it."""
+        step = whole(event)
+        if event.event == "resumed" and event.rank == 0:
+            self._newest[event.attempt] = step or 0
+        seconds = number(event, "seconds") if event.event == "step" and event.rank == 0 else None
+        if seconds is None or step is None:
+            return None
+        since = self._newest.get(event.attempt)
+        self._newest[event.attempt] = step
+        return None if since is None or step <= since else (seconds / (step - since), step - since)
 
-
-_LARGEST_S: Final = 1e12
-_LARGEST_COUNT: Final = 2**53
 
 NEWEST_SAMPLES: Final = 200
 NEWEST_COPIES: Final = 40

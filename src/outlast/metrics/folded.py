@@ -165,11 +165,6 @@ class JobFold:
         """Time of the newest event."""
         return self._so_far.newest_t
 
-    @property
-    def is_running(self) -> bool:
-        """Whether the job has not ended or drained."""
-        return self._is_running
-
     def _fold(self, events: Iterable[Event]) -> None:
         for event in events:
             self._measured.take(event)

@@ -11,7 +11,7 @@ import time
 from pathlib import Path
 from typing import Final
 
-from outlast.ledger.clocks import SteadyClocks
+from outlast.ledger.clocks import steady
 from outlast.ledger.file import FILE_NAME, read_events
 from outlast.metrics.server import Answer, MetricsRequest, plain
 from outlast.report.page import page
@@ -56,12 +56,11 @@ class LivePage:
         return Answer("200 OK", "text/html; charset=utf-8", self._body)
 
     def _written(self) -> str:
-        clocks = SteadyClocks()
-        events = [clocks.take(event) for event in read_events(self._directory)]
+        events, shift_s = steady(read_events(self._directory))
         return page(
             events,
             self._directory,
-            now=time.time() + clocks.shift_s,
+            now=time.time() + shift_s,
             price_spot=self._spot,
             price_on_demand=self._on_demand,
             refresh_s=int(KEPT_S),

@@ -20,7 +20,7 @@ from typing import Final
 from outlast.attempt.beat import BeatReader
 from outlast.health.watched import Begin, Watched
 from outlast.ledger.events import Event
-from outlast.ledger.goodput import number, whole
+from outlast.ledger.measured import SampledSteps
 from outlast.metrics.folded import Tally
 from outlast.metrics.table import QUANTILES
 
@@ -59,7 +59,7 @@ class MachineFold:
         self._began_s = 0.0
         self._steps: dict[int, _RankSteps] = {}
         self._sampled = _RankSteps()  # by the ledger, rank 0's
-        self._sample: tuple[int, int] | None = None  # attempt and step of the newest
+        self._between = SampledSteps()
 
     def begin(self, begin: Begin) -> None:
         """An attempt has begun here."""
@@ -95,14 +95,8 @@ class MachineFold:
     def sample(self, events: Sequence[Event]) -> None:
         """Samples of the ledger, for a worker that does not measure its steps."""
         for event in events:
-            step, seconds = whole(event), number(event, "seconds")
-            if event.event == "resumed" and event.rank == 0:
-                self._sample = (event.attempt, step or 0)
-            if event.event != "step" or event.rank != 0 or step is None or seconds is None:
-                continue
-            last, self._sample = self._sample, (event.attempt, step)
-            if last is not None and last[0] == event.attempt and step > last[1]:
-                self._sampled.add(seconds / (step - last[1]), step - last[1])
+            if (found := self._between.take(event)) is not None:
+                self._sampled.add(*found)
 
     def fill(self, tally: Tally) -> None:
         """Add what is known to ``tally``."""

@@ -201,9 +201,7 @@ class Chart(msgspec.Struct, frozen=True, kw_only=True):
 
     def y_ticks(self) -> list[Tick]:
         """Round numbers."""
-        raw = (self.y_high - self.y_low) / 5
-        size = 10 ** math.floor(math.log10(raw))
-        step = next(size * n for n in (1, 2, 5, 10) if size * n >= raw)
+        step = round_step(self.y_low, self.y_high)
         first = math.ceil(self.y_low / step - 1e-9)
         last = math.floor(self.y_high / step + 1e-9)
         digits = max(0, -math.floor(math.log10(step)))
@@ -262,6 +260,13 @@ class Timeline(msgspec.Struct, frozen=True, kw_only=True):
 Picture = Chart | Timeline
 
 
+def round_step(low: float, high: float) -> float:
+    """1, 2 or 5 times a power of ten: from one number of an axis to the next, about five in all."""
+    raw = (high - low) / 5
+    size = 10.0 ** math.floor(math.log10(raw))
+    return next(size * n for n in (1, 2, 5, 10) if size * n >= raw)
+
+
 def decades(low: float, high: float) -> list[float]:
     """1, 2 and 5 times each power of ten between two positive numbers."""
     if not 0 < low < high < math.inf:
@@ -297,14 +302,15 @@ def write(charts: list[Picture], path: Path, *, title: str) -> None:
 
 def svg(charts: list[Picture], *, title: str) -> str:
     """All pictures, one below the other."""
-    return _render("picture.svg.j2", charts=charts, title=title)
+    return render("picture.svg.j2", charts=charts, title=title)
 
 
 def _page(charts: list[Picture], title: str) -> str:
-    return _render("picture.html.j2", picture=svg(charts, title=title), title=title)
+    return render("picture.html.j2", picture=svg(charts, title=title), title=title)
 
 
-def _render(template: str, **values: object) -> str:
+def render(template: str, **values: object) -> str:
+    """A template of this room, everything in it escaped."""
     import jinja2
 
     environment = jinja2.Environment(

@@ -23,6 +23,7 @@ from outlast.ledger.events import Event
 from outlast.ledger.goodput import NOT_HELD, in_order
 from outlast.ledger.incidents import Incident
 from outlast.report import plot, series, text
+from outlast.report.chart import render
 from outlast.report.facts import Facts, facts
 from outlast.report.plot import Plot, Span
 
@@ -113,7 +114,7 @@ def page(
         (one.began_t, _short(f"{one.kind}: {one.what}", MARK_LETTERS), "bad")
         for one in job.incidents
     ]
-    saved = series.saves(ordered)
+    saved, steps = series.saves(ordered), series.step_times(ordered)
     return render(
         "report.html.j2",
         job=job,
@@ -126,9 +127,15 @@ def page(
         parts=_parts(job),
         attempts=_attempt_table(spans),
         losses=_loss_plots(ordered, job),
-        step_plot=_step_plot(ordered, times, marks),
-        steps=_sampled_table(series.step_times(ordered), "one step"),
-        save_plot=_save_plot(saved, times, marks),
+        step_plot=_over_time(
+            [("one step", steps)], times, marks, "how long a step took, over time"
+        ),
+        steps=_step_table(steps),
+        save_plot=_over_time(
+            *(_by_tier(saved), times, marks),
+            "how long after its snapshot each checkpoint was durable, by tier",
+            as_dots=True,
+        ),
         saves=_save_table(saved),
         tiers=_tier_table(job),
         machines=_machine_table(ordered, job),
@@ -140,20 +147,6 @@ def page(
         refresh_s=refresh_s,
         written=units.when(now) if now is not None else "",
     )
-
-
-def render(template: str, **values: object) -> str:
-    """A template of this room, everything in it escaped."""
-    import jinja2
-
-    environment = jinja2.Environment(
-        loader=jinja2.PackageLoader("outlast.report"),
-        undefined=jinja2.StrictUndefined,
-        autoescape=True,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    return environment.get_template(template).render(**values)
 
 
 # --- the figures at the top -----------------------------------------------------------------------
@@ -334,41 +327,32 @@ def _loss_plots(ordered: Sequence[Event], job: Facts) -> list[tuple[str, Plot, P
     return found
 
 
-def _step_plot(
-    ordered: Sequence[Event], times: Span, marks: Sequence[tuple[float, str, str]]
+def _over_time(
+    curves: list[tuple[str, series.Points]],
+    times: Span,
+    marks: Sequence[tuple[float, str, str]],
+    label: str,
+    *,
+    as_dots: bool = False,
 ) -> Plot | None:
-    points = [(t, seconds) for t, seconds in series.step_times(ordered)]
     return plot.plot(
-        [("one step", points)],
-        label="how long a step took, over time",
+        curves,
+        label=label,
         x_label="time (UTC)",
         x=times,
         x_ticks=plot.time_ticks,
         y_words=units.seconds,
-        marks=list(marks)[-MARKS:],
+        marks=marks[-MARKS:],
+        as_dots=as_dots,
     )
 
 
-def _save_plot(
-    saved: Sequence[series.SavePoint], times: Span, marks: Sequence[tuple[float, str, str]]
-) -> Plot | None:
+def _by_tier(saved: Sequence[series.SavePoint]) -> list[tuple[str, series.Points]]:
     tiers = sorted({one.tier for one in saved})
-    return plot.plot(
-        [
-            (
-                tier or "checkpoints",
-                series.thinned([(s.t, s.seconds) for s in saved if s.tier == tier]),
-            )
-            for tier in tiers
-        ],
-        label="how long after its snapshot each checkpoint was durable, by tier",
-        x_label="time (UTC)",
-        x=times,
-        x_ticks=plot.time_ticks,
-        y_words=units.seconds,
-        marks=list(marks)[-MARKS:],
-        as_dots=True,
-    )
+    return [
+        (tier or "checkpoints", series.thinned([(s.t, s.seconds) for s in saved if s.tier == tier]))
+        for tier in tiers
+    ]
 
 
 def _number(value: float) -> str:
@@ -384,9 +368,9 @@ def _evenly(points: series.Points) -> series.Points:
     return [points[round(i * (len(points) - 1) / (ROWS - 1))] for i in range(ROWS)]
 
 
-def _sampled_table(points: series.Points, name: str) -> PageTable:
-    rows = [[units.when(t), units.seconds(value)] for t, value in _evenly(points)]
-    return PageTable(["time", name], rows)
+def _step_table(steps: series.Points) -> PageTable:
+    rows = [[units.when(t), units.seconds(seconds)] for t, seconds in _evenly(steps)]
+    return PageTable(["time", "one step"], rows)
 
 
 def _save_table(saved: Sequence[series.SavePoint]) -> PageTable:

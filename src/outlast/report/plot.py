@@ -13,6 +13,7 @@ from typing import Final, NamedTuple
 import msgspec
 
 from outlast import units
+from outlast.report.chart import Tick, round_step
 
 WIDTH: Final = 720
 LEFT: Final = 64
@@ -23,13 +24,6 @@ HEIGHT: Final = 200
 _TICKS: Final = 5
 _STEPS_S: Final = (1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 14400, 21600)
 DAY_S: Final = 86_400
-
-
-class PlotTick(NamedTuple):
-    """A place on an axis, in pixels, and what stands there."""
-
-    at: float
-    words: str
 
 
 class PlotMark(NamedTuple):
@@ -63,8 +57,8 @@ class Plot(msgspec.Struct, frozen=True, kw_only=True):
     label: str
     lines: list[PlotLine]
     marks: list[PlotMark]
-    x_ticks: list[PlotTick]
-    y_ticks: list[PlotTick]
+    x_ticks: list[Tick]
+    y_ticks: list[Tick]
     x_label: str
     width: int = WIDTH
     height: int = HEIGHT
@@ -145,17 +139,15 @@ def plot(
             for value, words, style in marks
             if 0 <= across.part(value) <= 1
         ],
-        x_ticks=[PlotTick(at_x(value), words) for value, words in x_ticks(across)],
-        y_ticks=[PlotTick(at_y(value), y_words(value)) for value in rounds(up)],
+        x_ticks=[Tick(at_x(value), words) for value, words in x_ticks(across)],
+        y_ticks=[Tick(at_y(value), y_words(value)) for value in rounds(up)],
         x_label=x_label,
     )
 
 
 def rounds(span: Span) -> list[float]:
     """Round numbers in a range: about five."""
-    raw = (span.high - span.low) / _TICKS
-    size = 10.0 ** math.floor(math.log10(raw))
-    step = next(size * n for n in (1, 2, 5, 10) if size * n >= raw * 0.999)
+    step = round_step(span.low, span.high)
     first, last = math.ceil(span.low / step - 1e-9), math.floor(span.high / step + 1e-9)
     return [n * step for n in range(first, last + 1)]
 

@@ -17,7 +17,8 @@ from typing import Final, NamedTuple
 import msgspec
 
 from outlast.ledger.events import Event
-from outlast.ledger.goodput import whole
+from outlast.ledger.goodput import number, whole
+from outlast.ledger.measured import SampledSteps
 
 POINTS: Final = 400  # of one curve
 SCALARS: Final = 6  # curves of what the script logs
@@ -111,21 +112,9 @@ def scalars(ordered: Iterable[Event]) -> dict[str, Points]:
 
 def step_times(ordered: Iterable[Event]) -> Points:
     """(wall-clock time, seconds of a step in the mean since the sample before), of rank 0."""
-    found: Points = []
-    before: dict[int, int] = {}
-    for event in ordered:
-        if event.event == "resumed" and event.rank == 0:
-            before[event.attempt] = whole(event) or 0
-        if event.event != "step" or event.rank not in (0, None):
-            continue
-        step, seconds = whole(event), event.get("seconds")
-        since = before.get(event.attempt)
-        if step is None or not _is_number(seconds):
-            continue
-        if since is not None and step > since:
-            found.append((event.t, float(seconds) / (step - since)))
-        before[event.attempt] = step
-    return thinned(found)
+    steps = SampledSteps()
+    taken = ((event.t, steps.take(event)) for event in ordered)
+    return thinned([(t, found[0]) for t, found in taken if found is not None])
 
 
 def saves(ordered: Iterable[Event]) -> list[SavePoint]:
@@ -134,10 +123,10 @@ def saves(ordered: Iterable[Event]) -> list[SavePoint]:
     for event in ordered:
         if event.event not in ("commit", "tier_copied"):
             continue
-        seconds = event.get("durable_s" if event.event == "commit" else "seconds")
-        size, step, tier = event.get("bytes"), whole(event), event.get("tier")
-        if _is_number(seconds) and isinstance(size, int) and step is not None:
-            found.append(SavePoint(event.t, str(tier or ""), float(seconds), size, step))
+        seconds = number(event, "durable_s" if event.event == "commit" else "seconds")
+        size, step, tier = whole(event, "bytes"), whole(event), event.get("tier")
+        if seconds is not None and size is not None and step is not None:
+            found.append(SavePoint(event.t, str(tier or ""), seconds, size, step))
     return found
 
 

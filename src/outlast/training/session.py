@@ -412,6 +412,7 @@ class Session:
         if self._passage is not None:
             self._passage.come_to_loop()
         self._keep()
+        self._on.books.samples.until = until
         batch: Any = None
         is_in_hand = False
         with self._loop():
@@ -420,7 +421,6 @@ class Session:
                     if not self._come_to_boundary():
                         continue  # it is another attempt's
                     self._on.meter.loading()
-                    self._on.books.samples.until = until
                     try:
                         batch = self._position.next(self.step)
                     except StopIteration:
