@@ -55,7 +55,9 @@ class DrilledMachine:
     def _kill_some(self):
         left = self.processes()
         signal_all(left, signal.SIGKILL)
-        return not left
+        # A process of many threads is gone from the table a moment before its end can be waited
+        # for; one that still counted as running then would not be started again.
+        return not left and self.agent is None
 
 
 class DrilledJob(Job):
