@@ -31,6 +31,9 @@ from outlast.drill.workplace import JobScript, empty_place
 from outlast.errors import ConfigError
 
 UNDISTURBED: Final = "undisturbed"
+STEPS: Final = 60
+# Short steps: by then a checkpoint is committed, and how long a step may take has been learned.
+TRAINED_S: Final = 8.0
 STUCK_S: Final = 120.0  # without a step, in a run that nothing disturbs
 RECOVERY_S: Final = 180.0  # for a disturbed one, besides what the undisturbed one took
 TAIL_LINES: Final = 6
@@ -42,16 +45,18 @@ class DrillSetup(NamedTuple):
     Attributes:
         script: what is drilled.
         root: directory of all runs.
-        steps: how far each run goes.
+        steps: how far each run goes; None for :data:`STEPS`, or as many as the undisturbed run
+            makes in :data:`TRAINED_S` where that is more.
         workers: on each machine.
-        machines: of each run.
+        machines: of each run. The job waits for one that is away: with fewer, most scripts are
+            another run by right, and could not be graded.
         settings: the user's.
         environ: the user's.
     """
 
     script: JobScript
     root: Path
-    steps: int
+    steps: int | None
     workers: int
     machines: int
     settings: Settings
@@ -132,8 +137,9 @@ class Drill:
         """
         since_s = time.monotonic()
         empty_place(self._setup.root)
-        undisturbed = self._undisturbed(UNDISTURBED)
-        reached = min(self._setup.steps, RunHistory(undisturbed.records).reached())
+        undisturbed = self._undisturbed(UNDISTURBED, self._setup.steps)
+        reached = RunHistory(undisturbed.records).reached()
+        reached = min(self._setup.steps or reached, reached)
         commits = [event["step"] for event in undisturbed.events if event.event == "commit"]
         faults = self._planned(plan, undisturbed, commits, reached)
         self._num_runs += len(faults)
@@ -143,7 +149,7 @@ class Drill:
             self._listener.graded(grades[-1])
         differs_itself = ""
         if any(one.differs and one.is_exact for one in grades):
-            again = RunHistory(self._undisturbed(f"{UNDISTURBED}-again").records)
+            again = RunHistory(self._undisturbed(f"{UNDISTURBED}-again", reached).records)
             found = first_difference(RunHistory(undisturbed.records), again, reached)
             differs_itself = "" if found is None else found.words
         return DrillResult(
@@ -185,12 +191,12 @@ class Drill:
             environ=setup.environ,
         )
 
-    def _undisturbed(self, label: str) -> RunEnd:
+    def _undisturbed(self, label: str, steps: int | None) -> RunEnd:
         self._begin(label)
         with self._rehearsal(label) as job:
             since_s = time.monotonic()
             job.start()
-            end = self._to_the_end(job, label, since_s, STUCK_S)
+            end = self._to_the_end(job, label, since_s, STUCK_S, steps=steps)
         if not end.records or not RunHistory(end.records).reached():
             lines = end.output.read_text(errors="replace").strip().splitlines()
             said = "\n  ".join(lines[-TAIL_LINES:])
@@ -213,7 +219,7 @@ class Drill:
             with _Striker(planned, job, self._listener) as striker:
                 job.start()
                 limit_s = RECOVERY_S + 2 * undisturbed.seconds
-                end = self._to_the_end(job, label, since_s, limit_s, striker)
+                end = self._to_the_end(job, label, since_s, limit_s, steps=reached, striker=striker)
                 settings = self._setup.settings
                 price = settings.price_spot or settings.price_on_demand
                 return grade(
@@ -237,22 +243,27 @@ class Drill:
         label: str,
         since_s: float,
         stuck_s: float,
+        *,
+        steps: int | None,
         striker: _Striker | None = None,
     ) -> RunEnd:
         """Watch a run until every rank has come far enough, it has ended, or nothing moves."""
-        steps, newest, moved_s = self._setup.steps, 0, time.monotonic()
+        newest, moved_s = 0, time.monotonic()
+        trains_since_s: float | None = None
         if striker is not None:
             job.before_restart, job.is_held = striker.heal, striker.holds
 
         def is_done() -> bool:
-            nonlocal newest, moved_s
-            step = job.completed()
+            nonlocal newest, moved_s, trains_since_s
+            now_s, step = time.monotonic(), job.completed()
             if step != newest:
-                newest, moved_s = step, time.monotonic()
-                self._listener.progress(label, step, steps)
+                newest, moved_s = step, now_s
+                trains_since_s = trains_since_s or now_s
+                self._listener.progress(label, step, steps or max(STEPS, step))
+            is_long = steps is not None or now_s - (trains_since_s or now_s) >= TRAINED_S
             stands = striker is None or striker.is_answered()
-            is_far = job.all_completed() >= steps and stands
-            return is_far or time.monotonic() - moved_s > stuck_s
+            is_far = job.all_completed() >= (steps or STEPS) and is_long and stands
+            return is_far or now_s - moved_s > stuck_s
 
         job.wait(is_done, limit_s=float("inf"))
         if striker is not None:

@@ -32,6 +32,7 @@ from outlast.drill.workplace import SETTINGS
 from outlast.errors import Exit
 from outlast.ledger.events import Event
 
+DYING_S: Final = 0.25  # from the strike to the last of the processes that end by it
 SLACK_S: Final = 0.05  # clocks of one machine, read by several processes
 VERIFY_S: Final = 600.0
 
@@ -229,8 +230,11 @@ def _most_lost(promise: Promise, struck: Struck, run: RunEnd) -> int:
         *(e["step"] for e in run.events if e.event == "commit" and e.t <= struck.t),
     }
     whole = sorted(kept)[: -1 if promise.loses is MayLose.OLDER and len(kept) > 1 else None]
+    # Steps that are shorter than the way of a signal are completed behind the strike.
+    hit = [one for one in run.records if one.begun.t < struck.t]
+    made = [s.step for one in hit for s in one.steps if s.t <= struck.t + DYING_S]
     # One more: ranks are not all at the same step when they are hit.
-    return struck.last_step - whole[-1] + 1
+    return max(struck.last_step, *made, 0) - whole[-1] + 1
 
 
 def _found_after_s(events: Sequence[Event], struck: Struck) -> float | None:

@@ -158,6 +158,7 @@ class Rehearsal:
         settings: the user's.
         workers: on each machine.
         num_machines: more than one wants root, and network namespaces.
+        least_machines: with so many the job goes on while others are away; None for all of them.
         environ: the user's.
         source: the directory of which it has a copy; None for the working directory.
 
@@ -178,6 +179,7 @@ class Rehearsal:
         settings: Settings,
         workers: int,
         num_machines: int = 1,
+        least_machines: int | None = None,
         environ: Mapping[str, str],
         source: Path | None = None,
     ) -> None:
@@ -186,6 +188,7 @@ class Rehearsal:
         self.tiers = self.place.tiers
         self.environ = self.place.environ(environ)
         self.workers_each, self.num_machines = workers, num_machines
+        self._nodes = f"{least_machines or num_machines}:{num_machines}"
         self.machines: list[RehearsedMachine] = []
         self._script = script
         self._records = WorkerRecords(self.run)
@@ -204,7 +207,7 @@ class Rehearsal:
         for number, cable in enumerate(cables):
             several: list[str] = []
             if cable is not None:
-                several = ["--nnodes", f"1:{self.num_machines}", "--rdzv-backend", "outlast"]
+                several = ["--nnodes", self._nodes, "--rdzv-backend", "outlast"]
                 several += ["--local-addr", cable.address]
             command = run_command(self.place, self._script, self.workers_each, *several)
             machine = RehearsedMachine(number, command, self.environ, self.place, cable)

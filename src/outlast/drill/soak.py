@@ -150,6 +150,7 @@ class Soak:
             settings=setup.settings,
             workers=setup.workers,
             num_machines=setup.machines,
+            least_machines=1,
             environ=setup.environ,
         ) as job:
             faults: dict[str, list[Fault]] = defaultdict(list)

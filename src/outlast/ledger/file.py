@@ -141,6 +141,7 @@ class Ledger:
         self._fails = False
         self._gap: tuple[float, int, str] | None = None  # since when, events lost before, and why
         self._fd: int | None = None
+        self._has_name = False  # durably
 
     def append(
         self, event: EventName, *, durable: bool = True, rank: int | None = None, **fields: Any
@@ -182,7 +183,7 @@ class Ledger:
                 if os.write(self._fd, line) != len(line):  # what fitted on a disk that is full now
                     raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
                 if durable:
-                    os.fsync(self._fd)
+                    self._sync(self._fd)
             except OSError as error:
                 if not self._fails and not self.rank:  # of all ranks' processes, one says so
                     words = f"{error.strerror or error}; {remedy(error)}"
@@ -226,7 +227,16 @@ class Ledger:
         with self._lock:
             self._close()
 
+    def _sync(self, fd: int) -> None:
+        """Make all of it durable. Where that fails the lines are there to be read all the same."""
+        os.fsync(fd)
+        if not self._has_name:
+            # An fsync of the file does not keep its name; whoever made it may have been killed.
+            sync_directory(self.path.parent)
+            self._has_name = True
+
     def _close(self) -> None:
+        self._has_name = False
         if self._fd is not None:
             with contextlib.suppress(OSError):
                 os.close(self._fd)
@@ -239,8 +249,6 @@ def _open_at_line_start(path: Path) -> int:
         size = os.fstat(fd).st_size
         if size and os.pread(fd, 1, size - 1) != b"\n":
             os.write(fd, b"\n")
-        # An fsync of the file does not keep its name; whoever made it may have been killed.
-        sync_directory(path.parent)
     except OSError:
         os.close(fd)
         raise

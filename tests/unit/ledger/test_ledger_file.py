@@ -287,7 +287,20 @@ def test_what_matters_is_on_disk_when_it_is_told(ledger, monkeypatch):
     ledger.append("step", durable=False)
     assert synced == []
     ledger.append("commit", step=1)
-    assert len(synced) == 1
+    assert len(synced) == 2, "the file, and its name"
+    ledger.append("commit", step=2)
+    assert len(synced) == 3
+
+
+def test_a_line_is_there_to_be_read_though_nothing_can_be_made_durable(
+    ledger, tmp_path, monkeypatch
+):
+    def fails(_):
+        raise OSError(errno.EIO, "Input/output error")
+
+    monkeypatch.setattr(os, "fsync", fails)
+    assert not ledger.record("storage_error", operation="save")
+    assert [event.event for event in read_events(tmp_path)] == ["storage_error"]
 
 
 def test_its_name_is_on_disk_too_whoever_made_it(ledger, tmp_path, monkeypatch):

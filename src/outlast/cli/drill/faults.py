@@ -21,7 +21,7 @@ from outlast import config, units
 from outlast.cli.drill import DIRECTORY, split
 from outlast.cli.drill.screen import DrillScreen
 from outlast.cli.drill.soak import soaked
-from outlast.drill.course import Drill, DrillResult, DrillSetup
+from outlast.drill.course import STEPS, TRAINED_S, Drill, DrillResult, DrillSetup
 from outlast.drill.faults.aim import PlannedFault
 from outlast.drill.faults.catalogue import FAULTS, Bounds, draw, planned
 from outlast.drill.grade import Grade
@@ -32,7 +32,6 @@ from outlast.errors import ConfigError, nearest
 from outlast.ledger.narrator import place
 from outlast.report.text import Paper
 
-STEPS: Final = 60
 USUAL: Final = (  # without a name: what happens to jobs, and takes a few seconds each
     *("kill-worker", "kill-workers", "kill-agent", "kill-keeper", "stop-keeper", "oom-kill"),
     *("break-storage", "flip-bit", "truncate-file", "notice", "sigterm"),
@@ -53,7 +52,12 @@ class _Drilled(click.Command):
 @click.command(name="faults", cls=_Drilled, options_metavar="[OPTIONS]")
 @click.argument("faults", nargs=-1, metavar="[FAULT]... -- train.py [ARGUMENTS]...")
 @click.option("--list", "lists", is_flag=True, help="Say which faults there are, and end.")
-@click.option("--steps", default=STEPS, show_default=True, help="How far each run goes.")
+@click.option(
+    "--steps",
+    type=int,
+    default=None,
+    help=f"How far each run goes; else {STEPS}, or {TRAINED_S:.0f} s of steps if those are more.",
+)
 @click.option("--workers", default=1, show_default=True, help="Workers on each machine.")
 @click.option(
     "--machines",
@@ -73,7 +77,7 @@ def command(
     faults: tuple[str, ...],
     *,
     lists: bool,
-    steps: int,
+    steps: int | None,
     workers: int,
     machines: int,
     count: int | None,
@@ -114,7 +118,7 @@ def command(
     named = faults or (*USUAL, *(SEVERAL if machines > 1 else ()))
     with DrillScreen(console) as screen:
         screen.say(
-            f"[bold]outlast drill[/]: {' '.join(script.words)} to step {steps}, "
+            f"[bold]outlast drill[/]: {' '.join(script.words)}, "
             f"{units.count(workers, 'worker')}"
             + (f" on each of {machines} machines" if machines > 1 else "")
         )
@@ -202,7 +206,10 @@ def _conclude(console: Paper, result: DrillResult, seed: int) -> None:
         else f"[red]{len(bad)} of {units.count(len(tried), 'fault')} broke a promise[/]"
     )
     where = place(Path(result.directory))
-    console.print(f"{verdict} · {units.seconds(result.seconds)} · seed {seed} · {where}")
+    console.print(
+        f"{verdict} · each run to step {result.steps:,} · "
+        f"{units.seconds(result.seconds)} · seed {seed} · {where}"
+    )
     differs = any(one.differs and one.is_exact for one in result.grades)
     if differs:
         console.print("Next: outlast drill resume -- …, which looks for the cause")

@@ -66,10 +66,9 @@ class Ordered(Plain):
 
     def inject(self, target: Target) -> Struck:
         """Give the order, and wait until it is taken."""
-        worker(target, self.rank)
+        pid = worker(target, self.rank)  # before: whoever has obeyed may be gone at once
         order = Order(rank=self.rank, step=target.completed() + 1, kind=self.kind, value=self.value)
         path = give_order(target.run, order)
-        pid = worker(target, self.rank)
         while path.exists():
             if target.is_over() or target.workers().get(self.rank) != pid:
                 with contextlib.suppress(FileNotFoundError):
