@@ -173,7 +173,7 @@ class OomKill(Ordered):
             done="rank {rank} leaks until the OOM killer ends it, ahead of step {step}",
             event="worker_lost",
         )
-        self._group: Path | None = None
+        self._groups: list[Path] = []
 
     def why_not(self, target: Target) -> str:
         """A control group has to be made."""
@@ -190,28 +190,52 @@ class OomKill(Ordered):
         place = _memory_groups()
         if place is None:
             raise Missed("this system has no control groups for memory")
-        self._group = place / f"outlast-drill-{os.getpid()}-{pid}"
-        self._group.mkdir(exist_ok=True)
-        is_old = (self._group / "memory.limit_in_bytes").exists()
-        limit = self._group / ("memory.limit_in_bytes" if is_old else "memory.max")
+        group = place / f"outlast-drill-{os.getpid()}-{pid}"
+        group.mkdir(exist_ok=True)
+        self._groups.append(group)
+        is_old = (group / "memory.limit_in_bytes").exists()
+        limit = group / ("memory.limit_in_bytes" if is_old else "memory.max")
         limit.write_text(str(OOM_BYTES))
         try:
-            (self._group / "cgroup.procs").write_text(str(pid))
+            (group / "cgroup.procs").write_text(str(pid))
         except OSError as error:
             self.heal(target)
             raise Missed(f"rank {self.rank} was gone: {error.strerror}") from None
-        return super().inject(target)
+        try:
+            return super().inject(target)
+        except Missed:
+            if not _has_killed(group):
+                raise
+            # What the step itself takes was too much: it was ended ahead of the order.
+            words = f"rank {self.rank} takes memory until the OOM killer ends it, ahead of step "
+            return struck(target, words + "{step}", self._noticed_by(target))
 
     def heal(self, target: Target) -> None:
         """Remove the group; what still runs in it goes back to where it was."""
-        group, self._group = self._group, None
-        if group is None or not group.exists():
-            return
-        for pid in (group / "cgroup.procs").read_text().split():
+        self._remove_groups()
+
+    def release(self, target: Target) -> None:
+        """Remove what could not be removed while a process in it was ending."""
+        self._remove_groups()
+
+    def _remove_groups(self) -> None:
+        for group in self._groups[:]:
             with contextlib.suppress(OSError):
-                (group.parent / "cgroup.procs").write_text(pid)
-        with contextlib.suppress(OSError):  # a process in it is still ending: it goes with us
-            group.rmdir()
+                for pid in (group / "cgroup.procs").read_text().split():
+                    with contextlib.suppress(OSError):
+                        (group.parent / "cgroup.procs").write_text(pid)
+                group.rmdir()
+            if not group.exists():
+                self._groups.remove(group)
+
+
+def _has_killed(group: Path) -> bool:
+    """Whether the OOM killer has ended a process of a control group."""
+    for name in ("memory.oom_control", "memory.events"):
+        with contextlib.suppress(OSError):
+            counts = dict(line.split() for line in (group / name).read_text().splitlines())
+            return int(counts.get("oom_kill", 0)) > 0
+    return False
 
 
 def _memory_groups() -> Path | None:
