@@ -101,7 +101,7 @@ def test_the_oom_killer(make, calm):
     job = make(planned)
     struck = planned.strike(job)
     until(lambda: job.has("worker_lost", struck.t), "a loss", running=job.machines[0].started)
-    group = planned.fault._group
+    (group,) = planned.fault.groups
     assert group.is_dir()
     planned.finish(job, lambda: True)
     assert not group.exists()

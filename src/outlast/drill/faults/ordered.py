@@ -164,6 +164,9 @@ class OomKill(Ordered):
 
     Args:
         rank: whose worker.
+
+    Attributes:
+        groups: the control groups that it has made, until they are removed.
     """
 
     def __init__(self, rank: int) -> None:
@@ -173,7 +176,7 @@ class OomKill(Ordered):
             done="rank {rank} leaks until the OOM killer ends it, ahead of step {step}",
             event="worker_lost",
         )
-        self._groups: list[Path] = []
+        self.groups: list[Path] = []
 
     def why_not(self, target: Target) -> str:
         """A control group has to be made."""
@@ -192,7 +195,7 @@ class OomKill(Ordered):
             raise Missed("this system has no control groups for memory")
         group = place / f"outlast-drill-{os.getpid()}-{pid}"
         group.mkdir(exist_ok=True)
-        self._groups.append(group)
+        self.groups.append(group)
         is_old = (group / "memory.limit_in_bytes").exists()
         limit = group / ("memory.limit_in_bytes" if is_old else "memory.max")
         limit.write_text(str(OOM_BYTES))
@@ -219,14 +222,14 @@ class OomKill(Ordered):
         self._remove_groups()
 
     def _remove_groups(self) -> None:
-        for group in self._groups[:]:
+        for group in self.groups[:]:
             with contextlib.suppress(OSError):
                 for pid in (group / "cgroup.procs").read_text().split():
                     with contextlib.suppress(OSError):
                         (group.parent / "cgroup.procs").write_text(pid)
                 group.rmdir()
             if not group.exists():
-                self._groups.remove(group)
+                self.groups.remove(group)
 
 
 def _has_killed(group: Path) -> bool:
