@@ -21,7 +21,7 @@ def test_it_is_the_jobs_page_and_is_written_once(tmp_path, monkeypatch):
     assert len(written) == len(answers) == 1
     (answer,) = answers
     assert answer.status == "200 OK"
-    assert b'http-equiv="refresh"' in answer.body
+    assert b"setInterval(renew, 5 * 1000)" in answer.body
     assert b"abc" in answer.body
 
 

@@ -125,7 +125,9 @@ def test_stacks_are_read_from_below_the_job_alone(tmp_path):
 
 
 def test_it_refreshes_if_asked():
-    assert 'http-equiv="refresh" content="5"' in page(a_job(), refresh_s=5)
+    live = page(a_job(error="</script><b>"), refresh_s=5)
+    assert "setInterval(renew, 5 * 1000)" in live
+    assert live.count("<script>") == live.count("</script>") == 1
     assert "http-equiv" not in page(a_job())
 
 
