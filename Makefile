@@ -201,6 +201,7 @@ reference: $(VENV)/.installed
 pictures: $(VENV)/.installed-test
 	$(BIN)/python benchmarks/demo_picture.py --picture docs/demo.svg
 	$(BIN)/python benchmarks/learning_curves.py --picture docs/same-bits.svg
+	$(BIN)/python tools/page_pictures.py
 
 house:
 	@$(PYTHON) tools/house.py $(HOUSE_ARGS)

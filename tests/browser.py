@@ -32,13 +32,13 @@ import os, sys
 os.dup2(int(sys.argv[1]), 3), os.dup2(int(sys.argv[2]), 4)
 os.execv(sys.argv[3], sys.argv[3:])
 """
-# In plain English: the element that has the focus, by something that tells it from the others.
+# The element that has the focus, and whether that can be seen.
 _FOCUS: Final = """(() => {
   const one = document.activeElement;
   if (!one || one === document.body) return null;
   const all = [...document.querySelectorAll("*")];
   return {index: all.indexOf(one), tag: one.tagName, open: one.parentElement.open === true,
-          visible: one.matches(":focus-visible")};
+          visible: getComputedStyle(one).outlineStyle !== "none"};
 })()"""
 _REACHABLE: Final = """[...document.querySelectorAll("a[href], summary, button, [tabindex='0']")]
   .filter(one => one.checkVisibility())
@@ -86,6 +86,7 @@ class BrowserPage:
         self.requested: list[str] = []
         self._loaded = 0
         self._number = 0
+        self._session = ""  # of the page, once there is one
         self._data = b""
         self._profile = tempfile.TemporaryDirectory(ignore_cleanup_errors=True)
         to_it, mine = _above(os.pipe())
@@ -106,9 +107,9 @@ class BrowserPage:
         )
         os.close(to_it)
         os.close(from_it)
-        target = self._call("Target.createTarget", session=None, url="about:blank")["targetId"]
-        attached = self._call("Target.attachToTarget", session=None, targetId=target, flatten=True)
-        self._session: str = attached["sessionId"]
+        target = self._call("Target.createTarget", url="about:blank")["targetId"]
+        attached = self._call("Target.attachToTarget", targetId=target, flatten=True)
+        self._session = attached["sessionId"]
         for domain in ("Page", "Runtime", "Log", "Network"):
             self._call(f"{domain}.enable")
 
@@ -209,11 +210,11 @@ class BrowserPage:
 
     # --- the protocol ----------------------------------------------------------------------------
 
-    def _call(self, method: str, session: str | None = "", **given: Any) -> dict[str, Any]:
+    def _call(self, method: str, **given: Any) -> dict[str, Any]:
         self._number += 1
         number = self._number
         message: dict[str, Any] = {"id": number, "method": method, "params": given}
-        if session is not None:
+        if self._session:
             message["sessionId"] = self._session
         data = json.dumps(message).encode() + b"\0"
         while data:

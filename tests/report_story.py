@@ -22,7 +22,7 @@ EACH: Final = 8
 STEP_S: Final = 1.8
 SAMPLE: Final = 30  # steps
 SAVE: Final = 300
-PRICES: Final = {"price_spot": 12.0, "price_on_demand": 31.5}
+PRICES: Final[dict[str, Any]] = {"price_spot": 12.0, "price_on_demand": 31.5}
 _HEAD: Final = {"job": "llama-sft-7b"}
 
 
@@ -34,14 +34,15 @@ class _Story:
         self.step = 0
         self._chance = random.Random(7)
 
-    def tell(self, name: str, node: str = "node-1", rank: int | None = None, **said: Any) -> None:
+    def tell(self, name: str, **said: Any) -> None:
+        """An event; ``node`` and ``rank`` are those of its head."""
         self.events.append(
             Event(
                 t=START_T + self.t,
                 mono=self.t,
-                attempt=self.attempt,
-                node=node,
-                rank=rank,
+                attempt=0 if name == "job_started" else self.attempt,
+                node=said.pop("node", "node-1"),
+                rank=said.pop("rank", None),
                 event=name,
                 fields=said,
                 **_HEAD,
@@ -100,11 +101,17 @@ def story() -> list[Event]:
     one.t += 4.0
     error = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB"
     lost = {"pid": 4711, "exit_code": 1, "step": 2437, "beat_t": beat_t, "kind": "memory"}
-    one.tell("worker_lost", "node-3", 19, error=error, **lost)
+    one.tell("worker_lost", node="node-3", rank=19, error=error, **lost)
     one.restart(f"rank 19: {error}", "memory", 6.0)
     one.form(2400, "from memory, local", 16.0)
     one.train(4200)
-    slow = {"node": "node-2", "ranks": [11], "cause": "compute", "of": "compute", "factor": 1.62}
+    slow = {
+        "node": "node-2",
+        "ranks": [11],
+        "cause": "compute",
+        "of": "compute",
+        "factor": 1.62,
+    }
     seen = {"since_step": 4202, "own_s": 2.9, "others_s": 1.8, "lost_s": 1.1}
     one.train(4800, 1.6)
     one.tell("straggler", step=4790, over=False, **(slow | seen))
@@ -114,14 +121,20 @@ def story() -> list[Event]:
     one.t += 62
     told = {"sentence": "rank 26 is in all_reduce since 62 s, the others wait for it"}
     where = {"phase": "backward", "place": "train.py:118", "stacks": "hangs/one"}
-    silent = {"beat_t": beat_t, "silent_s": 62.0, "limit_s": 60.0, "longest_s": 2.6, "step": 6030}
+    silent = {
+        "beat_t": beat_t,
+        "silent_s": 62.0,
+        "limit_s": 60.0,
+        "longest_s": 2.6,
+        "step": 6030,
+    }
     who = {"rank": 26, "ranks": [26], "nodes": ["node-4"], "proven": True}
     one.tell("hang", **who, **told, **where, **silent)
     one.restart("rank 26 hung", "hang", 8.0)
     one.form(6000, "from memory, local", 15.0)
     one.train(8100)
     deadline_t = START_T + one.t + 120
-    one.tell("notice", "node-2", source="aws", action="terminate", deadline_t=deadline_t)
+    one.tell("notice", node="node-2", source="aws", action="terminate", deadline_t=deadline_t)
     one.tell("drain_agreed", rank=0, step=8130, reason="notice", left_s=118.0)
     one.train(8130)
     one.t += 21

@@ -120,7 +120,7 @@ def page(
     return render(
         "report.html.j2",
         job=job,
-        headline=text.summary_lines(job, now=now)[0].plain.strip(),
+        headline=text.summary_lines(job, now=now)[0].plain.strip().removeprefix(f"job {job.job}: "),
         tiles=_tiles(job, now),
         lanes=_lanes(spans, times),
         moments=[(round(100 * times.part(t), 2), words) for t, words, _ in marks][-LANES:],
@@ -406,7 +406,7 @@ def _machine_table(ordered: Sequence[Event], job: Facts) -> PageTable:
     names = [*failures, *(name for name in job.by_machine if name not in failures)]
     rows = []
     for name in names[:ROWS]:
-        counts = ", ".join(f"{count} {what}" for what, count in failures.get(name, {}).items())
+        counts = ", ".join(f"{count} × {what}" for what, count in failures.get(name, {}).items())
         spent = text.parts_of(job.by_machine[name]) if name in job.by_machine else ""
         rows.append([name or "not known", counts or "nothing", spent])
     return PageTable(["machine", "what went wrong", "its workers' time"], rows)

@@ -148,7 +148,7 @@ def test_failures_are_counted_where_they_were():
     hang = told(1, "hang", node="a", nodes=["b", "c"])
     lost = [told(n, "worker_lost", node="b") for n in (2, 3)]
     counts = series.failures_by_machine([hang, *lost])
-    assert list(counts.items()) == [("b", {"hangs": 1, "workers lost": 2}), ("c", {"hangs": 1})]
+    assert list(counts.items()) == [("b", {"hang": 1, "worker lost": 2}), ("c", {"hang": 1})]
 
 
 def test_axes_have_round_numbers():
