@@ -50,6 +50,7 @@ $(VENV)/.installed: $(VENV)/.torch pyproject.toml constraints.txt
 
 $(VENV)/.installed-test: $(VENV)/.installed
 	$(PIP) install -q -c constraints.txt --no-build-isolation -e '.[test,dev]'
+	$(PIP) install -q -c constraints.txt --no-deps axe-playwright-python  # for axe-core alone
 	@touch $@
 
 demo: $(VENV)/.installed
@@ -64,16 +65,19 @@ NETWORK_PACKAGES := iproute2 nftables
 system-packages: | $(VENV)/bin/python
 	@PATH="$$PATH:/usr/sbin:/sbin"; wanted=; \
 	has() { for one; do command -v $$one >/dev/null || return 1; done; }; \
-	has_network() { has ip nft; }; has_slurm() { has munged slurmctld slurmd srun; }; \
+	has_network() { has ip nft; }; has_browser() { has chromium || has google-chrome; }; \
+	has_slurm() { has munged slurmctld slurmd srun; }; \
 	has_network || wanted="$$wanted $(NETWORK_PACKAGES)"; \
 	has strace || wanted="$$wanted strace"; \
 	has prometheus promtool || wanted="$$wanted prometheus"; \
+	has_browser || wanted="$$wanted chromium"; \
 	has_slurm || [ -d /run/systemd/system ] || wanted="$$wanted $(SLURM_PACKAGES)"; \
 	if [ "$$wanted" ] && [ "$$(id -u)" = 0 ] && has apt-get; then \
 	  apt-get update -qq && apt-get install -y -qq --no-install-recommends $$wanted; fi; \
 	has_network || echo "ip or nft is not here and not installed: tests with several machines will be skipped"; \
 	has strace || echo "strace is not here and not installed: its tests will be skipped"; \
 	has prometheus promtool || echo "prometheus is not here and not installed: its tests will be skipped"; \
+	has_browser || echo "Chromium is not here and not installed: its tests will be skipped"; \
 	has_slurm || echo "Slurm is not here and not installed: its tests will be skipped"
 
 # Tests run side by side, but those that are marked "alone": they are judged by what is saved within
@@ -197,6 +201,7 @@ reference: $(VENV)/.installed
 pictures: $(VENV)/.installed-test
 	$(BIN)/python benchmarks/demo_picture.py --picture docs/demo.svg
 	$(BIN)/python benchmarks/learning_curves.py --picture docs/same-bits.svg
+	$(BIN)/python tools/page_pictures.py
 
 house:
 	@$(PYTHON) tools/house.py $(HOUSE_ARGS)

@@ -77,6 +77,7 @@ class ExporterProcess:
                 self._hear()
                 more = self._exposition.look()
                 self._write()
+                self._live.rest()
                 looked_s = time.monotonic()
             wait_s = 0.0 if more else LOOK_S
             if self._server is not None:

@@ -1,8 +1,9 @@
 """The report's page, live: ``http://127.0.0.1:PORT/``, written anew while it is looked at.
 
 Guarantees: it is written once for all who ask within ``KEPT_S``, and the longer it takes the more
-seldom; so a crowd of readers costs what one does. A ledger of more than ``MOST_BYTES`` is not read
-again and again: one line says what to do instead.
+seldom; so a crowd of readers costs what one does. Each line of the ledger is read once while
+somebody looks; ``FORGET_S`` after the last look what was read is let go. A ledger of more than
+``MOST_BYTES`` is not kept in memory: one line says what to do instead.
 """
 
 from __future__ import annotations
@@ -11,14 +12,16 @@ import time
 from pathlib import Path
 from typing import Final
 
-from outlast.ledger.clocks import steady
-from outlast.ledger.file import FILE_NAME, read_events
+from outlast.ledger.clocks import SteadyClocks
+from outlast.ledger.events import Event
+from outlast.ledger.file import FILE_NAME, Follower
 from outlast.metrics.server import Answer, MetricsRequest, plain
 from outlast.report.page import page
 
 KEPT_S: Final = 5.0
 SHARE: Final = 0.05  # of the time, at most, that goes into writing it
 MOST_BYTES: Final = 64 << 20
+FORGET_S: Final = 60.0
 
 
 class LivePage:
@@ -35,12 +38,30 @@ class LivePage:
     ) -> None:
         self._directory = directory
         self._spot, self._on_demand = price_spot, price_on_demand
+        self._asked_s = 0.0  # monotonic: when somebody looked last
+        self.forget()
+
+    def forget(self) -> None:
+        """Let go of what was read; the next look reads the ledger from its beginning."""
+        self._follower = Follower(self._directory)
+        self._clocks = SteadyClocks()
+        self._events: list[Event] = []
         self._body = b""
         self._until_s = 0.0  # monotonic: so long it is good
 
+    @property
+    def num_kept(self) -> int:
+        """Events in memory."""
+        return len(self._events)
+
+    def rest(self) -> None:
+        """To be called now and then: forget, once nobody has looked for a while."""
+        if self.num_kept and time.monotonic() - self._asked_s > FORGET_S:
+            self.forget()
+
     def answer(self, asked: MetricsRequest) -> Answer:
         """The page, of a few seconds ago at most."""
-        begun_s = time.monotonic()
+        begun_s = self._asked_s = time.monotonic()
         if begun_s >= self._until_s:
             try:
                 size = (self._directory / FILE_NAME).stat().st_size
@@ -56,11 +77,11 @@ class LivePage:
         return Answer("200 OK", "text/html; charset=utf-8", self._body)
 
     def _written(self) -> str:
-        events, shift_s = steady(read_events(self._directory))
+        self._events += [self._clocks.take(event) for event in self._follower.poll()]
         return page(
-            events,
+            self._events,
             self._directory,
-            now=time.time() + shift_s,
+            now=time.time() + self._clocks.shift_s,
             price_spot=self._spot,
             price_on_demand=self._on_demand,
             refresh_s=int(KEPT_S),

@@ -8,6 +8,10 @@ that is not HTTP is answered with 400 and closed. Each connection has one reques
 What can go wrong: a crowd that asks as quickly as it is answered gets the same text again and
 again, and a core's share of the lowest priority.
 
+On a loopback address a request that names another host is refused: a web page that is open in a
+browser here could have its own name resolved to this address, and would read what the job says. On
+any other address the owner has opened the port to a network, and its names are not known here.
+
 Rejected: ``http.server`` with threads (a thread for each of a thousand, and no limit of the time
 that a request may take to arrive); TLS and passwords (Prometheus' own way is a proxy; the port is
 bound to loopback unless the owner says otherwise).
@@ -16,6 +20,7 @@ bound to loopback unless the owner says otherwise).
 from __future__ import annotations
 
 import contextlib
+import ipaddress
 import selectors
 import socket
 import time
@@ -39,10 +44,11 @@ class Answer(NamedTuple):
 
 
 class MetricsRequest(NamedTuple):
-    """A request that was understood: its path without the query, and what it accepts."""
+    """A request that was understood: its path without the query, what it accepts, whom it names."""
 
     path: str
     accept: str
+    hosts: tuple[str, ...] = ()
 
 
 Page = Callable[[MetricsRequest], Answer]
@@ -78,6 +84,7 @@ class MetricsServer:
     def __init__(self, listener: socket.socket, pages: Mapping[str, Page]) -> None:
         self._listener = listener
         self._pages = pages
+        self._is_private = _is_loopback(listener.getsockname()[0])
         self._selector = selectors.DefaultSelector()
         self._open: dict[int, _Caller] = {}
         listener.setblocking(False)
@@ -155,6 +162,9 @@ class MetricsServer:
         method, asked = _understand(request)
         if asked is None:
             answer = plain("400 Bad Request", "this is not a request for /metrics")
+        elif self._is_private and not all(map(_is_loopback, asked.hosts)):
+            words = "this port is for this machine alone: ask for localhost or 127.0.0.1"
+            answer = plain("421 Misdirected Request", words)
         elif (page := self._pages.get(asked.path)) is None:
             answer = plain("404 Not Found", f"there are: {', '.join(sorted(self._pages))}")
         else:
@@ -177,15 +187,30 @@ def _is_bad(request: bytes) -> bool:
     return not any(one.startswith(request[:4]) or request.startswith(one) for one in _METHODS)
 
 
+def _is_loopback(host: str) -> bool:
+    """Whether a host, with or without a port, is this machine as no name server can redirect it."""
+    name = host.strip().lower()
+    if name.startswith("["):
+        name = name[1:].partition("]")[0]
+    elif name.count(":") == 1:
+        name = name.partition(":")[0]
+    try:
+        return ipaddress.ip_address(name).is_loopback
+    except ValueError:
+        return name.removesuffix(".") == "localhost"
+
+
 def _understand(request: bytes) -> tuple[bytes, MetricsRequest | None]:
     lines = request.partition(_END)[0].split(b"\r\n")
     words = lines[0].split(b" ")
     if _is_bad(request) or len(words) != 3 or not words[2].startswith(b"HTTP/1."):
         return b"", None
-    accept = ""
+    accept, hosts = "", []
     for line in lines[1:]:
         name, _, value = line.partition(b":")
         if name.strip().lower() == b"accept":
             accept = value.strip().decode("latin-1")
+        elif name.strip().lower() == b"host":
+            hosts.append(value.strip().decode("latin-1"))
     path = words[1].partition(b"?")[0].decode("latin-1")
-    return words[0], MetricsRequest(path, accept)
+    return words[0], MetricsRequest(path, accept, tuple(hosts))

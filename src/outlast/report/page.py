@@ -1,8 +1,10 @@
 """The report as one page: ``outlast report -o report.html``, and what a machine serves live.
 
 The page is a single file without a script, a font or a picture from elsewhere: it opens from a disk
-and in a mail, in a year, too. Light or dark is the reader's choice; it prints; every picture has
-its table behind it; all of it is reached by the keyboard.
+and in a mail, in a year, too. The live page alone has a script: it replaces the content, where a
+reload would shut tables, lose the reader's place, and leave no way to hold it still. Light or dark
+is the reader's choice; it prints; every picture has its table behind it; all of it is reached by
+the keyboard.
 
 Guarantees: everything from the ledger is escaped. The page stays below 300 KB, whatever the job has
 been through: the newest incidents are told with their evidence, of the others there is a line that
@@ -104,7 +106,7 @@ def page(
         now: wall-clock time up to which a job that has not finished is counted.
         price_spot: per machine and hour.
         price_on_demand: the same, of a machine that is not taken back.
-        refresh_s: the page asks for itself again after so many seconds; 0 for never.
+        refresh_s: the live page: its content is renewed after so many seconds; 0 for never.
     """
     ordered = in_order(events)
     job = facts(ordered, now=now, price_spot=price_spot, price_on_demand=price_on_demand)
@@ -118,7 +120,7 @@ def page(
     return render(
         "report.html.j2",
         job=job,
-        headline=text.summary_lines(job, now=now)[0].plain.strip(),
+        headline=text.summary_lines(job, now=now)[0].plain.strip().removeprefix(f"job {job.job}: "),
         tiles=_tiles(job, now),
         lanes=_lanes(spans, times),
         moments=[(round(100 * times.part(t), 2), words) for t, words, _ in marks][-LANES:],
@@ -404,7 +406,7 @@ def _machine_table(ordered: Sequence[Event], job: Facts) -> PageTable:
     names = [*failures, *(name for name in job.by_machine if name not in failures)]
     rows = []
     for name in names[:ROWS]:
-        counts = ", ".join(f"{count} {what}" for what, count in failures.get(name, {}).items())
+        counts = ", ".join(f"{count} × {what}" for what, count in failures.get(name, {}).items())
         spent = text.parts_of(job.by_machine[name]) if name in job.by_machine else ""
         rows.append([name or "not known", counts or "nothing", spent])
     return PageTable(["machine", "what went wrong", "its workers' time"], rows)

@@ -165,4 +165,8 @@ def time_ticks(span: Span) -> list[tuple[float, str]]:
         step = DAY_S * max(1, math.ceil(wide / DAY_S / _TICKS))
     first, last = math.ceil(span.low / step), math.floor(span.high / step)
     say = units.day if step >= DAY_S else units.clock
-    return [(n * step, say(n * step).removesuffix(" UTC")) for n in range(first, last + 1)]
+    places = [n * step for n in range(first, last + 1)]
+    words = [say(place).removesuffix(" UTC") for place in places]
+    if 60 <= step < DAY_S:  # whole minutes: on a phone there is no room for their seconds
+        words = [one.removesuffix(":00") for one in words]
+    return list(zip(places, words, strict=True))

@@ -23,12 +23,12 @@ from outlast.ledger.measured import SampledSteps
 POINTS: Final = 400  # of one curve
 SCALARS: Final = 6  # curves of what the script logs
 _TROUBLE: Final = {
-    "worker_lost": "workers lost",
+    "worker_lost": "worker lost",
     "node_lost": "machine lost",
-    "hang": "hangs",
+    "hang": "hang",
     "straggler": "slow",
-    "notice": "notices",
-    "storage_error": "storage errors",
+    "notice": "notice",
+    "storage_error": "storage error",
 }
 Points = list[tuple[float, float]]
 

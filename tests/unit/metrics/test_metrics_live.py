@@ -1,5 +1,6 @@
 """The live page: the report's, written once for many readers, never a traceback."""
 
+from outlast.ledger import file
 from outlast.ledger.file import FILE_NAME, Ledger
 from outlast.metrics import live
 from outlast.metrics.live import LivePage
@@ -20,7 +21,7 @@ def test_it_is_the_jobs_page_and_is_written_once(tmp_path, monkeypatch):
     assert len(written) == len(answers) == 1
     (answer,) = answers
     assert answer.status == "200 OK"
-    assert b'http-equiv="refresh"' in answer.body
+    assert b"setInterval(renew, 5 * 1000)" in answer.body
     assert b"abc" in answer.body
 
 
@@ -31,3 +32,39 @@ def test_a_ledger_that_is_not_there_or_too_large(tmp_path, monkeypatch):
     answer = LivePage(tmp_path, None, None).answer(ASKED)
     assert answer.status.startswith("503")
     assert b"outlast report" in answer.body
+
+
+def grow(tmp_path, attempt):
+    ledger = Ledger(tmp_path, job="abc", attempt=attempt)
+    ledger.append("attempt_formed", world_size=2, nodes=1)
+    ledger.close()
+
+
+def test_it_follows_the_ledger_and_reads_each_line_once(tmp_path, monkeypatch):
+    decoded = []
+    decode = file.decode
+    monkeypatch.setattr(file, "decode", lambda line: decoded.append(1) or decode(line))
+    monkeypatch.setattr(live, "KEPT_S", 0)
+    monkeypatch.setattr(live, "SHARE", float("inf"))
+    shown = LivePage(tmp_path, None, None)
+    for attempt in (1, 2, 3):
+        grow(tmp_path, attempt)
+        body = shown.answer(ASKED).body.decode()
+        assert f"timeline: {attempt} attempt" in body
+        assert len(decoded) == attempt
+
+
+def test_what_nobody_looks_at_is_forgotten_and_read_again_when_somebody_does(tmp_path, monkeypatch):
+    grow(tmp_path, 1)
+    now_s = [1000.0]
+    monkeypatch.setattr(live.time, "monotonic", lambda: now_s[0])
+    shown = LivePage(tmp_path, None, None)
+    first = shown.answer(ASKED)
+    shown.rest()
+    assert shown.num_kept == 1
+    now_s[0] += live.FORGET_S + 1
+    shown.rest()
+    assert shown.num_kept == 0
+    again = shown.answer(ASKED)
+    assert again.status == first.status
+    assert b"timeline: 1 attempt" in again.body

@@ -1,0 +1,108 @@
+"""The report and the live page as a browser has them: for a mouse, a keyboard, a phone, paper."""
+
+import http.client
+
+import pytest
+from floor import TRAIN, Job, free_port, until
+
+from browser import BrowserPage, axe_path, chromium
+from outlast.report.page import page
+from report_story import PRICES, START_T, story, write_story
+
+SEEN = [(1100, "light"), (1100, "dark"), (390, "light"), (390, "dark")]
+MOST_BYTES = 300_000
+MOST_SHEETS = 12
+pytestmark = pytest.mark.skipif(
+    chromium() is None or axe_path() is None,
+    reason="Chromium (apt install chromium) or axe-core (make test installs it) is not here",
+)
+
+
+@pytest.fixture(name="browser", scope="module")
+def _browser():
+    with BrowserPage() as found:
+        yield found
+
+
+@pytest.fixture(name="report", scope="module")
+def _report(tmp_path_factory):
+    """The page of a job with every kind of trouble, in a file; and the same job still running."""
+    job = tmp_path_factory.mktemp("story") / "job"
+    write_story(job)
+    path = job / "report.html"
+    path.write_text(page(story(), job, **PRICES), encoding="utf-8")
+    assert path.stat().st_size < MOST_BYTES
+    return path.as_uri()
+
+
+def look(browser, url, *, host=""):
+    """Open a page as each reader has it, and check all that can be checked of any page."""
+    browser.errors.clear()
+    browser.requested.clear()
+    for width, scheme in SEEN:
+        browser.show(width=width, scheme=scheme)
+        browser.open(url)
+        browser.run("for (const one of document.querySelectorAll('details')) one.open = true")
+        wide = browser.run("document.documentElement.scrollWidth")
+        assert wide <= width, f"it is {wide} px wide in {width} px"
+        bad = [one for one in browser.violations() if one.impact in ("serious", "critical")]
+        assert not bad, (width, scheme)
+    browser.open(url)
+    assert not browser.unreached_by_keyboard()
+    assert not browser.errors
+    foreign = [one for one in browser.requested if not one.startswith(host or url)]
+    assert not foreign
+
+
+def test_the_report_of_a_job_with_every_trouble(browser, report):
+    look(browser, report)
+    words = browser.run("document.body.innerText")
+    for expected in ("memory", "hang", "node-3", "Predicted and measured"):
+        assert expected in words
+    assert 1 < browser.printed_pages() <= MOST_SHEETS
+
+
+def test_a_job_that_has_hardly_begun(browser, tmp_path):
+    path = tmp_path / "report.html"
+    path.write_text(page(story()[:2], now=START_T + 60), encoding="utf-8")
+    look(browser, path.as_uri())
+
+
+def test_the_live_page_of_a_running_job_renews_itself_and_keeps_the_readers_place(
+    browser, floor, tmp_path
+):
+    port, job = free_port(), Job(tmp_path / "job", 2)
+    process = floor.outlast(
+        *("run", "--nproc-per-node", 2, "--dir", job.directory, TRAIN, job.records, 100_000),
+        *("--light", "--every", "20 steps", "--pause", "0.02"),
+        env={"OUTLAST_METRICS_PORT": port},
+    )
+    until(lambda: "checkpoint" in live(port), "the live page with a checkpoint", running=process)
+    url = f"http://127.0.0.1:{port}/"
+    look(browser, url)
+    opened = "document.querySelector('#checkpoints details').open"
+    assert browser.run(opened)  # by the keyboard, just now
+    browser.run("document.querySelector('#checkpoints summary').focus()")
+    steps = "document.querySelectorAll('.tiles dd')[2].textContent"
+    first = browser.run(steps)
+    until(lambda: browser.run(steps) != first, "newer numbers", running=process, every_s=0.2)
+    assert browser.run(opened)
+    assert browser.run("document.activeElement.closest('#checkpoints') !== null")
+    browser.run("document.getElementById('hold').click()")
+    assert browser.run("document.getElementById('hold').getAttribute('aria-pressed')") == "true"
+    process.kill()
+    browser.run("document.getElementById('hold').click()")
+    fresh = "document.getElementById('fresh').textContent"
+    until(lambda: "the job has ended" in browser.run(fresh), "word of the end", every_s=0.2)
+
+
+def live(port):
+    """The live page's text; "" while nobody answers."""
+    line = http.client.HTTPConnection("127.0.0.1", port, timeout=20)
+    try:
+        line.request("GET", "/")
+        return line.getresponse().read().decode()
+    except OSError:
+        return ""
+    finally:
+        line.close()

@@ -1,0 +1,160 @@
+"""A made-up job of six hours, with something in every part of its report.
+
+Four machines of eight workers, a spot notice, a worker killed, a hang with stacks, a slow rank, a
+burst, two tiers, losses. Its ledger is made by a seeded chance, so it is the same each time. It is
+for tests of the page in a browser, and for the pictures in the documents, which say that it is
+made up.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from pathlib import Path
+from typing import Any, Final
+
+from outlast.ledger.events import Event, encode
+from outlast.ledger.file import FILE_NAME
+
+START_T: Final = 1_790_000_000.0
+MACHINES: Final = ("node-1", "node-2", "node-3", "node-4")
+EACH: Final = 8
+STEP_S: Final = 1.8
+SAMPLE: Final = 30  # steps
+SAVE: Final = 300
+PRICES: Final[dict[str, Any]] = {"price_spot": 12.0, "price_on_demand": 31.5}
+_HEAD: Final = {"job": "llama-sft-7b"}
+
+
+class _Story:
+    def __init__(self) -> None:
+        self.events: list[Event] = []
+        self.t = 0.0
+        self.attempt = 0
+        self.step = 0
+        self._chance = random.Random(7)
+
+    def tell(self, name: str, **said: Any) -> None:
+        """An event; ``node`` and ``rank`` are those of its head."""
+        self.events.append(
+            Event(
+                t=START_T + self.t,
+                mono=self.t,
+                attempt=0 if name == "job_started" else self.attempt,
+                node=said.pop("node", "node-1"),
+                rank=said.pop("rank", None),
+                event=name,
+                fields=said,
+                **_HEAD,
+            )
+        )
+
+    def form(self, step: int, source: str, takes_s: float) -> None:
+        self.attempt += 1
+        hosts = dict.fromkeys(MACHINES, EACH)
+        self.tell("attempt_formed", world_size=32, nodes=list(MACHINES), hosts=hosts)
+        self.t += takes_s
+        self.step = step
+        places = ["local"] if step else []
+        self.tell("resumed", rank=0, step=step, source=source, places=places, building_s=20.0)
+
+    def train(self, until: int, factor: float = 1.0) -> None:
+        while self.step < until:
+            seconds = SAMPLE * STEP_S * factor * self._chance.uniform(0.97, 1.06)
+            if self._chance.random() < 0.03:
+                seconds *= 1.4
+            self.t += seconds
+            self.step += SAMPLE
+            loss = 1.2 + 2.4 * math.exp(-self.step / 3000) + self._chance.gauss(0, 0.03)
+            rate = 3e-4 * min(1.0, self.step / 500)
+            scalars = {"loss": loss, "learning rate": rate}
+            said = {"stalled_s": 0.02 * seconds, "data_s": 0.03 * seconds, "script_s": 0.0}
+            self.tell("step", rank=0, step=self.step, seconds=seconds, scalars=scalars, **said)
+            if self.step % SAVE == 0:
+                self._save()
+
+    def _save(self) -> None:
+        tiers = ["local", "s3"] if self.step % (2 * SAVE) == 0 else ["local"]
+        blocked = {"blocked_s": 0.9, "bytes": 8 * 10**10, "reason": "cadence"}
+        self.tell("snapshot", rank=0, step=self.step, tiers=tiers, **blocked)
+        seconds = self._chance.uniform(14, 22)
+        size = {"bytes": 8 * 10**10, "files": 64, "kind": "full"}
+        self.tell("commit", rank=0, step=self.step, durable_s=seconds, tier="local", **size)
+        if "s3" in tiers:
+            seconds = self._chance.uniform(60, 110) * (3 if self.step > 6000 else 1)
+            copied = {"seconds": seconds, "bytes": 8 * 10**10}
+            self.tell("tier_copied", step=self.step, tier="s3", **copied)
+
+    def restart(self, reason: str, kind: str, wait_s: float) -> None:
+        self.tell("restart", reason=reason, kind=kind, restarts=self.attempt, action="restart")
+        self.t += wait_s
+
+
+def story() -> list[Event]:
+    """The ledger's events."""
+    one = _Story()
+    one.tell("job_started", command=["train.py"], age_s=9.0)
+    one.t += 30
+    one.form(0, "", 45.0)
+    one.train(2430)
+    beat_t = START_T + one.t
+    one.t += 4.0
+    error = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB"
+    lost = {"pid": 4711, "exit_code": 1, "step": 2437, "beat_t": beat_t, "kind": "memory"}
+    one.tell("worker_lost", node="node-3", rank=19, error=error, **lost)
+    one.restart(f"rank 19: {error}", "memory", 6.0)
+    one.form(2400, "from memory, local", 16.0)
+    one.train(4200)
+    slow = {
+        "node": "node-2",
+        "ranks": [11],
+        "cause": "compute",
+        "of": "compute",
+        "factor": 1.62,
+    }
+    seen = {"since_step": 4202, "own_s": 2.9, "others_s": 1.8, "lost_s": 1.1}
+    one.train(4800, 1.6)
+    one.tell("straggler", step=4790, over=False, **(slow | seen))
+    one.tell("straggler", step=4800, over=True, **(slow | seen))
+    one.train(6030)
+    beat_t = START_T + one.t
+    one.t += 62
+    told = {"sentence": "rank 26 is in all_reduce since 62 s, the others wait for it"}
+    where = {"phase": "backward", "place": "train.py:118", "stacks": "hangs/one"}
+    silent = {
+        "beat_t": beat_t,
+        "silent_s": 62.0,
+        "limit_s": 60.0,
+        "longest_s": 2.6,
+        "step": 6030,
+    }
+    who = {"rank": 26, "ranks": [26], "nodes": ["node-4"], "proven": True}
+    one.tell("hang", **who, **told, **where, **silent)
+    one.restart("rank 26 hung", "hang", 8.0)
+    one.form(6000, "from memory, local", 15.0)
+    one.train(8100)
+    deadline_t = START_T + one.t + 120
+    one.tell("notice", node="node-2", source="aws", action="terminate", deadline_t=deadline_t)
+    one.tell("drain_agreed", rank=0, step=8130, reason="notice", left_s=118.0)
+    one.train(8130)
+    one.t += 21
+    one.tell("drained", step=8130, committed=True)
+    one.tell("job_finished", exit_code=75, reason="drained for the notice of node-2", kind=None)
+    one.t += 640
+    one.tell("job_started", command=["train.py"], age_s=8.0)
+    one.t += 25
+    one.form(8130, "from local", 31.0)
+    one.train(10_500)
+    one.tell("session_ended", rank=0, step=10_500, stalled_s=3.0)
+    one.t += 12
+    one.tell("job_finished", exit_code=0, reason="all steps are done")
+    return one.events
+
+
+def write_story(directory: Path) -> None:
+    """A job's directory with this ledger, and the stacks of its hang."""
+    stacks = directory / "hangs" / "one"
+    stacks.mkdir(parents=True)
+    lines = 'File "train.py", line 118 in step\n  File "train.py", line 140 in main\n'
+    (stacks / "rank-26.txt").write_text(f"Thread 0x1 (most recent call first):\n  {lines}")
+    (directory / FILE_NAME).write_bytes(b"".join(map(encode, story())))
