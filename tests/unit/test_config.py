@@ -545,6 +545,11 @@ def test_rows_for_explain():
         "health.skip": ("1", "default"),
         "health.rollbacks": ("3", "default"),
         "health.stretch": ("1000", "default"),
+        "tell.urls": ("", "default"),
+        "tell.file": ("", "default"),
+        "tell.least": ("info", "default"),
+        "tell.group": ("30 s", "default"),
+        "tell.per_hour": ("12", "default"),
         "price.spot": ("0.5", "argument"),
         "price.on_demand": ("", "default"),
         "health.straggler": ("report", "default"),
@@ -636,7 +641,7 @@ def test_addresses_are_never_shown_whole(tmp_path):
     settings = load(environ={"OUTLAST_TELL_URLS": urls})
     assert str(settings.tell_urls) == "json://h:8/… slack://… mailto://mail.org/…"
     assert secret not in repr(settings)
-    assert secret not in str([row for row in as_rows(settings)])
+    assert secret not in str(config.as_rows(settings))
     with pytest.raises(ConfigError, match="number 2 of 2 is not an address") as caught:
         load(environ={"OUTLAST_TELL_URLS": f"json://h {secret}"})
     assert secret not in str(caught.value)

@@ -50,7 +50,7 @@ YOUNG_S: Final = 60.0
 YOUNG_MAX: Final = 5  # in a row that die young
 TELL_S: Final = 10.0  # at the end, for the last message
 TELL_VARIABLE: Final = variable_name("tell.urls")
-NO_APPRISE: Final = "messages need apprise, which is not here: pip install 'outlast[notify]'"
+NO_APPRISE: Final = "messages need apprise, which is not here: pip install apprise"
 _LINE_BYTES: Final = 4096
 
 

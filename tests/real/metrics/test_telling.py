@@ -156,7 +156,7 @@ def test_without_apprise_one_line_says_so(floor, tmp_path, hook):
     )
     process = start(floor, job, hook.url, cold=True, PYTHONPATH=str(tmp_path / "hide"))
     assert process.wait() == 0, process.text
-    assert process.text.count("pip install 'outlast[notify]'") == 1
+    assert process.text.count("pip install apprise") == 1
     assert not hook.told
 
 
