@@ -17,7 +17,8 @@ module              what it does
 ``dashboard``       one dashboard for Grafana, made of the table
 ==================  =============================================================================
 
-Guarantees: it is a process of its own, niced, that reads files and memory and writes neither, but for ``tell/`` in the job's directory: what
+Guarantees: it is a process of its own, niced, that reads files and memory and writes neither
+(but for ``JOB/tell``, where it notes what it has told): what
 goes wrong in it, or is done to it, touches nothing that trains or saves. ``health/exporter.py``
 starts it and says in one line what keeps it from being started.
 

@@ -10,7 +10,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
-from floor import TRAIN, Job, until
+from aiosmtpd.controller import Controller
+from floor import TRAIN, Job, free_port, until
 
 from outlast.health.exporter import TellSetup
 from outlast.ledger.file import Ledger, read_events
@@ -97,6 +98,40 @@ def test_a_server_that_fails_costs_training_nothing(floor, tmp_path, hook, how):
     if how != "hangs":
         assert "tell.urls: a message was not taken (json://127.0.0.1" in process.text
     assert SECRET not in process.text
+
+
+def test_an_agent_that_is_killed_is_told_by_what_outlives_it(floor, tmp_path, hook):
+    job = Job(tmp_path / "job", 2)
+    process = start(floor, job, hook.url)
+    until(lambda: job.events("commit"), "a commit", running=process)
+    until((job.directory / "tell/told.json").exists, "a term", running=process)
+    process.signal(signal.SIGKILL)
+    until(lambda: hook.told, "a message")
+    assert "has died without a word" in hook.told[0]["message"]
+
+
+class Mail:
+    """Takes messages as an SMTP server does."""
+
+    def __init__(self):
+        self.told = []
+
+    async def handle_DATA(self, _, session, envelope):  # noqa: N802 - aiosmtpd calls it so
+        self.told.append(envelope.content.decode())
+        return "250 OK"
+
+
+def test_mail(floor):
+    mail = Mail()
+    controller = Controller(mail, hostname="127.0.0.1", port=free_port())
+    controller.start()
+    try:
+        where = f"mailto://127.0.0.1:{controller.port}?from=a@example.com&to=b@example.com"
+        process = floor.outlast("tell", "--test", env={"OUTLAST_TELL_URLS": where})
+        assert process.wait() == 0, process.text
+    finally:
+        controller.stop()
+    assert "Outlast can reach you" in mail.told[0]
 
 
 def teller(directory, hook, node="here", **more):
