@@ -18,6 +18,7 @@ import contextlib
 import difflib
 import ipaddress
 import os
+import re
 import shlex
 import tomllib
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -52,6 +53,7 @@ PLATFORMS: Final = (
     "none",
 )
 LABELS: Final = ("zone", "rack", "pool")  # what machines fail together by, the widest first
+SEVERITIES: Final = ("info", "warning", "critical")
 EVERY_MAX_S: Final = 1e9
 GRACE_MAX_S: Final = 86_400.0  # an end that is further away is none
 REPLICAS_MAX: Final = 2
@@ -194,6 +196,17 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     metrics_textfile: Annotated[Path | None, Setting("", parse_file)]
     """A file that they are written to, for node_exporter; None for no file."""
 
+    tell_urls: Annotated[Addresses, Setting("", parse_addresses, str)]
+    """Addresses that messages about the job go to; they hold secrets and are never shown whole."""
+    tell_file: Annotated[Path | None, Setting("", parse_file)]
+    """A file with further addresses, one a line, that this user alone may read; None for none."""
+    tell_least: Annotated[str, Setting("info", parse_least)]
+    """The least severity that is told: info, warning, critical."""
+    tell_group_s: Annotated[float, Setting("30 s", parse_group)]
+    """What happens within this time is one message."""
+    tell_per_hour: Annotated[int, Setting(12, parse_per_hour)]
+    """Messages an hour, at most; what is not told is counted in the next one."""
+
     price_spot: Annotated[float | None, Setting(None, parse_price)]
     """Price of a spot machine per hour, or None."""
     price_on_demand: Annotated[float | None, Setting(None, parse_price)]
@@ -291,6 +304,77 @@ def parse_file(value: object) -> Path | None:
     if not isinstance(value, str | Path) or "\0" in str(value):
         raise ConfigError(f"{value!r} is not a file's path")
     return Path(value).expanduser().absolute() if str(value) else None
+
+
+class Addresses(msgspec.Struct, frozen=True):
+    """Addresses of those who are told of incidents; only ``urls`` has what is secret in them."""
+
+    urls: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        return " ".join(in_public(url) for url in self.urls)
+
+    def __repr__(self) -> str:  # of the settings, too
+        return f"Addresses({str(self)!r})"
+
+
+_HAS_HOST: Final = ("http", "json", "xml", "form", "mailto")  # elsewhere a token stands there
+
+
+def in_public(url: str) -> str:
+    """What may be shown of an address: its scheme, and its host where that is no secret."""
+    scheme, _, rest = url.partition("://")
+    if scheme not in _HAS_HOST and scheme.removesuffix("s") not in _HAS_HOST:
+        return f"{scheme}://…"
+    host = re.split(r"[/?#]", rest)[0].rpartition("@")[2]
+    return (
+        f"{scheme}://{host}/…"
+        if re.fullmatch(r"[\w.-]+(:\d+)?|\[[\w:]+\]", host)
+        else f"{scheme}://…"
+    )
+
+
+def parse_addresses(value: object) -> Addresses:
+    """Read addresses: a list, or a text with spaces between them.
+
+    Raises:
+        ConfigError: one is not an address; it is not shown.
+    """
+    urls = value if isinstance(value, list) else str(value).split()
+    for place, url in enumerate(urls, 1):
+        if not isinstance(url, str) or not re.fullmatch(r"[a-z][a-z0-9+.-]*://[^\s\0]+", url):
+            raise ConfigError(
+                f"number {place} of {len(urls)} is not an address (not shown: it may hold a "
+                "secret); write it as SCHEME://…, such as json://HOST/PATH or mailto://…"
+            )
+    return Addresses(tuple(urls))
+
+
+def all_addresses(settings: Settings) -> Addresses:
+    """Those of ``tell.urls`` and of ``tell.file``.
+
+    Raises:
+        ConfigError: the file cannot be read, or others than its owner can read it.
+    """
+    path = settings.tell_file
+    if path is None:
+        return settings.tell_urls
+    try:
+        mode = path.stat().st_mode
+        lines = path.read_text().splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        why = getattr(error, "strerror", None) or "it is not a text"
+        raise ConfigError(f"tell.file {path} cannot be read: {why}") from None
+    if mode & 0o077:
+        raise ConfigError(
+            f"tell.file {path} holds secrets and others may read it: chmod 600 {path}"
+        )
+    named = [line.strip() for line in lines if line.strip() and not line.strip().startswith("#")]
+    try:
+        found = parse_addresses(named)
+    except ConfigError as error:
+        raise ConfigError(f"tell.file {path}: {error}") from None
+    return Addresses(tuple(dict.fromkeys([*settings.tell_urls.urls, *found.urls])))
 
 
 def parse_bind(value: object) -> str:
@@ -456,6 +540,9 @@ parse_from_1: Final = _whole(1, "is not a whole number from 1 to 1000000000")
 parse_port: Final = _whole(
     0, "is not a port; write a whole number up to 65535, such as 9410, or 0 for none", 65_535
 )
+parse_least: Final = _one_of(*SEVERITIES, problem="is not a severity")
+parse_group: Final = _seconds(0.0, 3600.0, 'is not a stretch of time; write "30 s", up to 1 h')
+parse_per_hour: Final = _whole(2, "is not a number of messages; write 2 to 1000", 1000)
 parse_price: Final = _at_least(0, "is not a price per machine and hour; write a number like 0.70")
 parse_straggler: Final = _one_of(
     "report",

@@ -62,6 +62,11 @@ def rate(num_bytes):
 CASES = {
     "dir": ("/a", "/b", "/c", lambda s: str(s.dir)),
     "resume": ("true", "false", "true", lambda s: str(s.resume).lower()),
+    "tell.urls": ("json://a", "json://b", "json://c", lambda s: " ".join(s.tell_urls.urls)),
+    "tell.file": ("/a", "/b", "/c", lambda s: str(s.tell_file)),
+    "tell.least": ("info", "warning", "critical", lambda s: s.tell_least),
+    "tell.group": ("1 s", "2 s", "3 s", lambda s: f"{s.tell_group_s:g} s"),
+    "tell.per_hour": ("2", "3", "4", lambda s: str(s.tell_per_hour)),
     "checkpoint.every": ("1 steps", "2 steps", "3 steps", lambda s: str(s.checkpoint_every)),
     "checkpoint.keep": ("4", "5", "6", lambda s: str(s.checkpoint_keep)),
     "checkpoint.buffers": ("1", "2", "0", lambda s: str(s.checkpoint_buffers)),
@@ -540,6 +545,11 @@ def test_rows_for_explain():
         "health.skip": ("1", "default"),
         "health.rollbacks": ("3", "default"),
         "health.stretch": ("1000", "default"),
+        "tell.urls": ("", "default"),
+        "tell.file": ("", "default"),
+        "tell.least": ("info", "default"),
+        "tell.group": ("30 s", "default"),
+        "tell.per_hour": ("12", "default"),
         "price.spot": ("0.5", "argument"),
         "price.on_demand": ("", "default"),
         "health.straggler": ("report", "default"),
@@ -621,3 +631,28 @@ def test_a_job_under_test_lies_where_the_drill_has_it_whatever_its_script_asks_f
     settings = config.load(asked, environ={**environ, config.DRILL_VARIABLE: str(tmp_path)})
     assert settings.dir == tmp_path / "run"
     assert settings.checkpoint_every == Every(steps=7)
+
+
+def test_addresses_are_never_shown_whole(tmp_path):
+    secret = "s3cr3t"
+    urls = (
+        f"json://u:{secret}@h:8/{secret} slack://{secret}/a/b mailto://{secret}:{secret}@mail.org"
+    )
+    settings = load(environ={"OUTLAST_TELL_URLS": urls})
+    assert str(settings.tell_urls) == "json://h:8/… slack://… mailto://mail.org/…"
+    assert secret not in repr(settings)
+    assert secret not in str(config.as_rows(settings))
+    with pytest.raises(ConfigError, match="number 2 of 2 is not an address") as caught:
+        load(environ={"OUTLAST_TELL_URLS": f"json://h {secret}"})
+    assert secret not in str(caught.value)
+
+
+def test_a_file_of_addresses_is_for_its_owner_alone(tmp_path):
+    path = tmp_path / "addresses"
+    path.write_text("# ours\njson://a/x\n\njson://b/y\n")
+    settings = load(environ={"OUTLAST_TELL_FILE": str(path), "OUTLAST_TELL_URLS": "json://a/x"})
+    path.chmod(0o644)
+    with pytest.raises(ConfigError, match="chmod 600"):
+        config.all_addresses(settings)
+    path.chmod(0o600)
+    assert config.all_addresses(settings).urls == ("json://a/x", "json://b/y")

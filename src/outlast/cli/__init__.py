@@ -120,6 +120,7 @@ _COMMANDS = {
     "simulate": "what a job would go through, and which policy does best on the same failures",
     "report": "what happened to a job and where its time went",
     "metrics": "a job's metrics, and the alerts and the dashboard for Prometheus and Grafana",
+    "tell": "who is told of incidents, and a message to try it",
     "checkpoints": "list, verify, mend, prune and export a job's checkpoints",
     "watch": "tell a job that outlast does not run that its machine will go",
     "doctor": "whether this machine, and those it works with, are fit for the job",

@@ -1,10 +1,13 @@
 """Starts the process that shows metrics (``outlast.metrics``), and ends it with the job.
 
 Whoever stands first on a machine has one: the agent, or under plain torchrun or python the
-machine's first worker. It is started only where ``metrics.port`` or ``metrics.textfile`` is set.
+machine's first worker. It is started only where ``metrics.port`` or ``metrics.textfile`` is set, or
+people are to be told (``tell.urls``). Their addresses are secrets: they pass in the environment,
+never in the command line, which everybody on the machine can read.
 
 A thread of its own binds the port, starts the process and says what the process says. Guarantees:
-nothing here raises into the job or is waited for by it, but for ``LEAVE_S`` at its end. A port that
+nothing here raises into the job or is waited for by it, but for ``LEAVE_S`` at its end, and
+``TELL_S`` where people are told. A port that
 is taken is one line, and training goes on; so is a process that does not stay alive. One that dies
 is started again: it reads the ledger anew and has the numbers that it had.
 
@@ -21,6 +24,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import fcntl
+import importlib.util
 import ipaddress
 import os
 import socket
@@ -32,7 +36,8 @@ from typing import Final
 
 import msgspec
 
-from outlast.config import Settings
+from outlast.config import DRILL_VARIABLE, Addresses, Settings, all_addresses, variable_name
+from outlast.errors import ConfigError
 from outlast.health.watched import Begin
 from outlast.ledger.narrator import say
 
@@ -43,6 +48,9 @@ PAUSE_S: Final = 0.5  # before it is started again, doubled each time that it di
 PAUSE_MAX_S: Final = 60.0
 YOUNG_S: Final = 60.0
 YOUNG_MAX: Final = 5  # in a row that die young
+TELL_S: Final = 10.0  # at the end, for the last message
+TELL_VARIABLE: Final = variable_name("tell.urls")
+NO_APPRISE: Final = "messages need apprise, which is not here: pip install apprise"
 _LINE_BYTES: Final = 4096
 
 
@@ -59,6 +67,22 @@ class CadenceSetting(msgspec.Struct, frozen=True, kw_only=True):
     tiers: dict[str, int | None] = {}
 
 
+class TellSetup(msgspec.Struct, frozen=True, kw_only=True):
+    """How people are told; where to is a secret, and stands in ``TELL_VARIABLE``.
+
+    Attributes:
+        least: the least severity.
+        group_s: what happens within it is one message.
+        per_hour: messages, at most.
+        is_agent: whether the job cannot go on once the process that started it is dead.
+    """
+
+    least: str
+    group_s: float
+    per_hour: int
+    is_agent: bool
+
+
 class ExporterSetup(msgspec.Struct, frozen=True, kw_only=True):
     """What the exporter's process is told at its start.
 
@@ -72,6 +96,7 @@ class ExporterSetup(msgspec.Struct, frozen=True, kw_only=True):
         textfile: path of the text file; "" for none.
         price_spot: per machine and hour, or None.
         price_on_demand: the same, of a machine that is not taken back.
+        tell: how people are told of incidents; None where nobody is.
     """
 
     job: str
@@ -83,6 +108,7 @@ class ExporterSetup(msgspec.Struct, frozen=True, kw_only=True):
     textfile: str = ""
     price_spot: float | None = None
     price_on_demand: float | None = None
+    tell: TellSetup | None = None
 
 
 def cadence_of(settings: Settings) -> CadenceSetting:
@@ -98,13 +124,17 @@ class Exporter:
     Args:
         settings: the job's; where they ask for no metrics, nothing happens here.
         job: the job's id.
+        is_agent: whether the job cannot go on without this process.
 
     Attributes:
         pid: the exporter's process id, or None while there is none.
     """
 
-    def __init__(self, settings: Settings, job: str) -> None:
+    def __init__(self, settings: Settings, job: str, *, is_agent: bool = False) -> None:
+        self._is_agent = is_agent
+        self._addresses = Addresses()
         self.pid: int | None = None
+        self._has_port = True
         self._settings = settings
         self._job = job
         self._lock = threading.Lock()
@@ -116,7 +146,10 @@ class Exporter:
 
     def start(self) -> None:
         """Have it started, if it was asked for; returns at once."""
-        if self._settings.metrics_port or self._settings.metrics_textfile is not None:
+        settings = self._settings
+        self._addresses = _to_tell(settings)
+        is_wanted = settings.metrics_port or settings.metrics_textfile is not None
+        if is_wanted or self._addresses.urls:
             self._thread = threading.Thread(target=self._run, name="outlast-exporter", daemon=True)
             self._thread.start()
 
@@ -135,7 +168,8 @@ class Exporter:
                     with contextlib.suppress(OSError):
                         end(self._process)
             if self._thread is not None:
-                self._thread.join(LEAVE_S)
+                telling_s = TELL_S if self._addresses.urls else 0.0
+                self._thread.join(LEAVE_S + telling_s * (end is subprocess.Popen.terminate))
 
     def _tell(self) -> None:
         if self._begin is not None and self._input >= 0:
@@ -150,10 +184,16 @@ class Exporter:
             begun_s = time.monotonic()
             try:
                 listener = self._listen()
-                last = self._one_life(listener)
             except OSError as error:
                 if not self._closing.is_set():
                     say(f"{self._cannot(error)}; training goes on without metrics")
+                if not self._addresses.urls or self._closing.is_set():
+                    return
+                listener, self._has_port = None, False  # people are told all the same
+            try:
+                last = self._one_life(listener)
+            except OSError as error:
+                say(f"the metrics' process cannot be started: {error.strerror or error}")
                 return
             if self._closing.is_set():
                 return
@@ -183,7 +223,7 @@ class Exporter:
             OSError: it is taken, or cannot be bound.
         """
         port, bind = self._settings.metrics_port, self._settings.metrics_bind
-        if not port:
+        if not port or not self._has_port:
             return None
         until_s = time.monotonic() + BIND_S
         family = socket.AF_INET6 if ipaddress.ip_address(bind).version == 6 else socket.AF_INET
@@ -214,6 +254,7 @@ class Exporter:
             textfile=str(self._settings.metrics_textfile or ""),
             price_spot=self._settings.price_spot,
             price_on_demand=self._settings.price_on_demand,
+            tell=self._tell_setup(),
         )
         with contextlib.ExitStack() as opened:
             handed = []
@@ -231,10 +272,21 @@ class Exporter:
                 pass_fds=handed,
                 start_new_session=True,  # a Ctrl-C is for the training
                 cwd="/",
-                env=_plain_environment(),
+                env=_plain_environment() | {TELL_VARIABLE: " ".join(self._addresses.urls)},
             )
             opened.close()  # what this process forks must not keep the port
             return self._hear_out(process)
+
+    def _tell_setup(self) -> TellSetup | None:
+        settings = self._settings
+        if not self._addresses.urls:
+            return None
+        return TellSetup(
+            least=settings.tell_least,
+            group_s=settings.tell_group_s,
+            per_hour=settings.tell_per_hour,
+            is_agent=self._is_agent,
+        )
 
     def _hear_out(self, process: subprocess.Popen[bytes]) -> str:
         assert process.stdin is not None  # noqa: S101 - both are pipes
@@ -251,7 +303,9 @@ class Exporter:
         try:
             for line in iter(lambda: process.stdout.readline(_LINE_BYTES), b""):  # type: ignore[union-attr]
                 last = line.decode(errors="replace").strip()
-                if last.startswith("metrics."):  # a traceback's lines are for the last word alone
+                if last.startswith(
+                    ("metrics.", "tell.")
+                ):  # a traceback's lines are for the last word alone
                     say(last)
         finally:
             self.pid = None
@@ -259,6 +313,26 @@ class Exporter:
                 self._process, self._input = None, -1
             _end(process)
         return f": {last}" if last else ""
+
+
+def _to_tell(settings: Settings) -> Addresses:
+    """The addresses that people are told at; none, and a line, where they cannot be used."""
+    if DRILL_VARIABLE in os.environ:  # what is broken on purpose wakes nobody
+        return Addresses()
+    try:
+        found = all_addresses(settings)
+    except ConfigError as error:
+        say(f"{error}; training goes on, and nobody is told")
+        return Addresses()
+    if found.urls and not has_apprise():
+        say(f"tell.urls: {NO_APPRISE}; training goes on, and nobody is told")
+        return Addresses()
+    return found
+
+
+def has_apprise() -> bool:
+    """Whether the library that sends messages is here; it is not imported."""
+    return importlib.util.find_spec("apprise") is not None
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:

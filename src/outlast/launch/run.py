@@ -138,32 +138,35 @@ def run(
         say(word)
     narrator.start()
     desk = NoticeDesk(settings, ledger, grace_check)
-    exporter = Exporter(settings, job.id)
+    exporter = Exporter(settings, job.id, is_agent=True)
     exporter.start()
-    try:
-        verdict = _attempts(
-            *(launch, desk, ledger, rendezvous, starts),
-            past=past,
-            settings=settings,
-            exporter=exporter,
+    with contextlib.closing(exporter):  # it tells how the job ended, from the ledger
+        try:
+            verdict = _attempts(
+                *(launch, desk, ledger, rendezvous, starts),
+                past=past,
+                settings=settings,
+                exporter=exporter,
+            )
+        finally:
+            starts.close()
+            ledger.flush()  # so that the narrator finds it
+            narrator.stop()
+            closing_s = time.monotonic()
+            is_all_there = keeper.close(_time_left_s(desk), hurry=lambda: _time_left_s(desk))
+            copying_s = time.monotonic() - closing_s
+            # Not before: a signal while copies are made must not hide how the job ended.
+            desk.close()
+        term = rendezvous.term if isinstance(rendezvous, OneMachine) else None
+        others_go_on = (isinstance(rendezvous, Membership) and rendezvous.others_go_on) or (
+            term is not None and bool(term.overtaken)
         )
-    finally:
-        starts.close()
-        ledger.flush()  # so that the narrator finds it
-        narrator.stop()
-        closing_s = time.monotonic()
-        is_all_there = keeper.close(_time_left_s(desk), hurry=lambda: _time_left_s(desk))
-        copying_s = time.monotonic() - closing_s
-        exporter.close()
-        desk.close()  # not before: a signal while copies are made must not hide how the job ended
-    term = rendezvous.term if isinstance(rendezvous, OneMachine) else None
-    others_go_on = (isinstance(rendezvous, Membership) and rendezvous.others_go_on) or (
-        term is not None and bool(term.overtaken)
-    )
-    idle = 0
-    if not others_go_on:
-        verdict, idle = _record_end(ledger, verdict, before, past, desk.notice, copying_s=copying_s)
-    ledger.close()
+        idle = 0
+        if not others_go_on:
+            verdict, idle = _record_end(
+                ledger, verdict, before, past, desk.notice, copying_s=copying_s
+            )
+        ledger.close()
     if term is not None:
         term.close(verdict.exit_code, verdict.reason)
     lock.release()

@@ -8,13 +8,17 @@ module              what it does
 ``machine``         this machine's, from what its workers leave in memory
 ``exposition``      both as text, in OpenMetrics or Prometheus' own format; the text file
 ``live``            the report's page, on the same port
+``news``            what people are told of a job, folded from its ledger
+``teller``          when they are told, by which machine, and what was told
+``send``            the process that sends one message
 ``server``          the port: bounded in connections, time and size of a request
 (itself)            the exporter's process, one per machine and job
 ``alerts``          rules for Prometheus, which come with the package
 ``dashboard``       one dashboard for Grafana, made of the table
 ==================  =============================================================================
 
-Guarantees: it is a process of its own, niced, that reads files and memory and writes neither: what
+Guarantees: it is a process of its own, niced, that reads files and memory and writes neither
+(but for ``JOB/tell``, where it notes what it has told): what
 goes wrong in it, or is done to it, touches nothing that trains or saves. ``health/exporter.py``
 starts it and says in one line what keeps it from being started.
 

@@ -8,6 +8,7 @@ second of its parent's death.
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import select
 import signal
@@ -20,12 +21,13 @@ from typing import Final
 import msgspec
 
 from outlast.errors import remedy
-from outlast.health.exporter import ExporterSetup
+from outlast.health.exporter import TELL_VARIABLE, ExporterSetup, TellSetup
 from outlast.health.processes import wake_when_alone
 from outlast.health.watched import Begin
 from outlast.metrics.exposition import Exposition
 from outlast.metrics.live import LivePage
 from outlast.metrics.server import Answer, MetricsRequest, MetricsServer, Page, plain
+from outlast.metrics.teller import Teller
 
 NICE: Final = 10
 LOOK_S: Final = 0.5
@@ -48,11 +50,24 @@ class ExporterProcess:
         self._server: MetricsServer | None = None
         if setup.listener >= 0:
             self._server = MetricsServer(socket.socket(fileno=setup.listener), self._pages())
+        self._teller = None if setup.tell is None else self._new_teller(setup.tell, directory)
         self._textfile = Path(setup.textfile) if setup.textfile else None
         self._written_s = -TEXTFILE_S
         self._said = ""
         self._input: bytes | None = b""  # what has come of the next line; None once it is closed
         self._ends = False
+
+    def _new_teller(self, tell: TellSetup, directory: Path) -> Teller:
+        setup = self._setup
+        return Teller(
+            tell,
+            tuple(os.environ.pop(TELL_VARIABLE, "").split()),
+            job=setup.job,
+            directory=directory,
+            node=setup.node,
+            price=setup.price_on_demand if setup.price_spot is None else setup.price_spot,
+            say=self._say,
+        )
 
     def _pages(self) -> dict[str, Page]:
         """Path → what answers it; a further page of the port is one more entry here."""
@@ -76,6 +91,7 @@ class ExporterProcess:
             if time.monotonic() - looked_s >= LOOK_S or not self._exposition.is_complete:
                 self._hear()
                 more = self._exposition.look()
+                self._tell()
                 self._write()
                 self._live.rest()
                 looked_s = time.monotonic()
@@ -89,6 +105,19 @@ class ExporterProcess:
         if self._textfile is not None:
             with contextlib.suppress(OSError):
                 self._textfile.unlink()
+        if self._teller is not None:
+            while self._exposition.look(math.inf):
+                self._teller.take(self._exposition.settled)
+            self._teller.take(self._exposition.settled)
+            if not self._ends:
+                self._teller.parent_died()
+            self._teller.end()
+
+    def _tell(self) -> None:
+        if self._teller is not None:
+            self._teller.take(self._exposition.settled)
+            if self._exposition.is_complete:
+                self._teller.turn()
 
     def _hear(self) -> None:
         while self._input is not None and select.select([0], [], [], 0)[0]:

@@ -33,6 +33,7 @@ from prometheus_client.metrics_core import (
 
 from outlast.health.exporter import CadenceSetting
 from outlast.health.watched import Begin
+from outlast.ledger.events import Event
 from outlast.ledger.file import Follower
 from outlast.metrics.folded import Buckets, JobFold, Labels, Tally
 from outlast.metrics.machine import MachineFold
@@ -51,9 +52,13 @@ class Exposition:
         directory: the job's.
         node: this machine's name.
         cadence: how often the settings ask for a checkpoint.
+
+    Attributes:
+        settled: the events that the newest ``look`` has settled, in the order of their times.
     """
 
     def __init__(self, job: str, directory: Path, node: str, cadence: CadenceSetting) -> None:
+        self.settled: list[Event] = []
         self._job = job
         self._node = node
         self._follower = Follower(directory, most_bytes=CHUNK_BYTES)
@@ -70,8 +75,11 @@ class Exposition:
         """The agent has started workers."""
         self._machine.begin(begin)
 
-    def look(self) -> bool:
-        """Read a piece of what is new; whether there may be more."""
+    def look(self, now: float | None = None) -> bool:
+        """Read a piece of what is new; whether there may be more.
+
+        With ``now`` infinite, events are settled that others might still come before.
+        """
         self._machine.look()
         try:
             events = self._follower.poll()
@@ -82,7 +90,7 @@ class Exposition:
             self._is_readable = True
         self._num_events += len(events)
         self._machine.sample(events)
-        self._fold.take(events, time.time())
+        self.settled = self._fold.take(events, time.time() if now is None else now)
         if not events and self._is_readable:
             self._is_complete = True
         return bool(events)

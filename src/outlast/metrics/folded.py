@@ -131,9 +131,11 @@ class JobFold:
         self._steps_done = 0
         self._is_running = False
 
-    def take(self, events: Iterable[Event], now: float) -> None:
-        """Take what was read of the ledger, up to wall-clock time ``now``."""
-        self._fold(self._so_far.take(events, now))
+    def take(self, events: Iterable[Event], now: float) -> list[Event]:
+        """Take what was read of the ledger, up to wall-clock time ``now``; what is settled."""
+        settled = self._so_far.take(events, now)
+        self._fold(settled)
+        return settled
 
     def tally(self, now: float) -> Tally:
         """All metrics of the job at wall-clock time ``now``; valid until the next ``take``."""

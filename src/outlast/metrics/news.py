@@ -1,0 +1,225 @@
+"""What people are told of a job: a fold over its ledger, and the words of a message.
+
+``NewsFold`` takes events in the order of their times. Each incident is news when it begins, when
+training still stands after ``STANDS_S``, and when it is over. Some events are news by themselves: a
+job's end, a slow rank, storage that fails, a machine that is left out. News of one kind are
+numbered from 0, so that four numbers (:class:`Marks`) say what has been told: whoever reads the
+ledger anew knows it too.
+
+Guarantees: an incident that begins and is over within one message is told once, with its cost. What
+it costs is its time until the first new step, and the steps done again at the pace of this job.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Final
+
+import msgspec
+
+from outlast import units
+from outlast.config import SEVERITIES
+from outlast.errors import Exit
+from outlast.ledger.events import Event
+from outlast.ledger.goodput import whole
+from outlast.ledger.incidents import Incident, IncidentTracker
+from outlast.ledger.measured import Measured
+from outlast.ledger.narrator import Failing, sentence
+
+STANDS_S: Final = 600.0
+LINES_MOST: Final = 8
+TITLE_MOST: Final = 110
+INFO, WARNING, CRITICAL = SEVERITIES
+_ENDS: Final[dict[int, tuple[str, str]]] = {
+    Exit.FINISHED: (INFO, "the job has finished"),
+    Exit.USAGE: (CRITICAL, "the job was called wrongly, or its settings are wrong"),
+    Exit.DRAINED: (WARNING, "the job has stopped after a notice; start it again"),
+    Exit.GAVE_UP: (CRITICAL, "the job gave up; its newest checkpoint stands"),
+    Exit.STORAGE: (CRITICAL, "the job ended: its storage cannot be used"),
+    Exit.REFUSED: (CRITICAL, "the job refuses to resume: no valid checkpoint"),
+}
+_TOLD_ALONE: Final = {
+    "straggler": WARNING,
+    "left_out": WARNING,
+    "verify_failed": WARNING,
+    "held": WARNING,
+    "let_in": INFO,
+}
+
+
+class Marks(msgspec.Struct, frozen=True, kw_only=True):
+    """How many news of each kind have been told."""
+
+    began: int = 0
+    stands: int = 0
+    over: int = 0
+    other: int = 0
+
+    def with_told(self, news: Iterable[News]) -> Marks:
+        """The marks once these are told, too."""
+        found = {name: getattr(self, name) for name in self.__struct_fields__}
+        for one in news:
+            found[one.kind] = max(found[one.kind], one.number + 1)
+        found["began"] = max(found["began"], found["over"])
+        return Marks(**found)
+
+
+class News(msgspec.Struct, frozen=True, kw_only=True):
+    """One thing to tell.
+
+    Attributes:
+        kind: "began", "stands", "over" (of an incident) or "other".
+        number: its place among those of its kind.
+        severity: one of ``SEVERITIES``.
+        what: one sentence, without its full stop.
+        more: what it cost and what was done, in lines.
+        is_end: whether the job is over.
+    """
+
+    kind: str
+    number: int
+    severity: str
+    what: str
+    more: tuple[str, ...] = ()
+    is_end: bool = False
+
+
+class NewsFold:
+    """What there is to tell.
+
+    Args:
+        price: per machine and hour, or None.
+
+    Attributes:
+        has_ended: whether the job is over, as its ledger says.
+    """
+
+    def __init__(self, price: float | None) -> None:
+        self._price = price
+        self._watch = IncidentTracker()
+        self._measured = Measured()
+        self._failing = Failing()
+        self._other: list[News] = []
+        self._nodes: dict[int, set[str]] = {}  # incident → machines
+        self._num_machines = 1
+        self.has_ended = False
+
+    def take(self, events: Iterable[Event]) -> None:
+        """Take events, each once."""
+        for event in events:
+            self._measured.take(event)
+            self._watch.see(event)
+            if event.event in ("worker_lost", "node_lost", "hang"):
+                names = event.get("nodes") or [event.get("node") or event.node]
+                place = len(self._watch.incidents) - 1
+                self._nodes.setdefault(place, set()).update(map(str, names))
+            elif event.event == "attempt_formed":
+                self._num_machines = whole(event, "nodes") or 1
+            elif event.event == "job_started":
+                self.has_ended = False
+            elif event.event == "job_finished" and not self.has_ended:
+                self.has_ended = True  # each machine writes one down
+                self._end(event)
+            else:
+                self._alone(event)
+
+    def marks(self) -> Marks:
+        """Of all that there is."""
+        num = len(self._watch.incidents)
+        is_open = self._watch.open is not None
+        return Marks(began=num, stands=num, over=num - is_open, other=len(self._other))
+
+    def beyond(self, told: Marks, now: float) -> list[News]:
+        """What has not been told, at wall-clock time ``now``."""
+        news = list(self._other[told.other :])
+        for number, opened in enumerate(self._watch.incidents[told.over :], told.over):
+            one = opened.told()
+            if one.closed:
+                news.append(self._over(number, one))
+                continue
+            if number >= told.began:
+                what = one.what or one.kind
+                more = (f"{self._where(number)}not back yet",)
+                news.append(_news("began", number, WARNING, what, *more))
+            if number >= told.stands and now - one.detected_t > STANDS_S and not self.has_ended:
+                stood = units.seconds(now - one.detected_t)
+                what = f"training has stood still for {stood}: {one.what or one.kind}"
+                news.append(_news("stands", number, CRITICAL, what))
+        return sorted(news, key=lambda one: one.is_end)
+
+    def _over(self, number: int, one: Incident) -> News:
+        if one.back_t is None:
+            return _news("over", number, INFO, one.what or one.kind, "over, nothing was lost")
+        seconds = max(one.back_t - one.began_t, 0.0)
+        words = f"{self._where(number)}back after {units.seconds(seconds)}"
+        if one.resumed_step is not None:
+            words += f": resumed from step {one.resumed_step}"
+        if one.lost_steps:
+            words += f", {units.count(one.lost_steps, 'step')} done again"
+        step = self._measured.step
+        lost_s = seconds + (0.0 if step is None else (one.lost_steps or 0) * step.slow_s)
+        cost = f"cost: {units.seconds(lost_s)}"
+        if self._num_machines > 1:
+            cost += f" of {self._num_machines} machines"
+        if self._price is not None:
+            money = lost_s / 3600 * self._num_machines * self._price
+            cost += f", {money:,.2f} at {self._price:g} per machine and hour"
+        return _news("over", number, WARNING, one.what or one.kind, words, cost)
+
+    def _where(self, number: int) -> str:
+        names = sorted(self._nodes.get(number, ()))
+        return f"on {', '.join(names[:4])}{' …' * (len(names) > 4)}; " if names else ""
+
+    def _end(self, event: Event) -> None:
+        code = whole(event, "exit_code")
+        severity, what = _ENDS.get(code or 0, (CRITICAL, "the job has ended"))
+        reason = str(event.get("reason") or "")
+        words = (f"exit code {code}", *([reason] if reason else []))
+        self._add(severity, what, *words, is_end=True)
+
+    def _alone(self, event: Event) -> None:
+        failing = self._failing.sentence(event)
+        if failing:
+            self._add(WARNING if event.event == "storage_error" else INFO, failing)
+        elif event.event in _TOLD_ALONE and (what := sentence(event)):
+            severity = INFO if event.get("over") else _TOLD_ALONE[event.event]
+            self._add(severity, what)
+        elif event.event == "watch_gap" and event.get("what") == "ledger":
+            self._add(WARNING, f"{event.get('lost')} events are missing from the ledger")
+
+    def _add(self, severity: str, what: str, *more: str, is_end: bool = False) -> None:
+        number = len(self._other)
+        self._other.append(_news("other", number, severity, what, *more, is_end=is_end))
+
+
+def _news(
+    kind: str, number: int, severity: str, what: str, *more: str, is_end: bool = False
+) -> News:
+    return News(kind=kind, number=number, severity=severity, what=what, more=more, is_end=is_end)
+
+
+class Letter(msgspec.Struct, frozen=True, kw_only=True):
+    """A message: its severity, its title in one line, its text."""
+
+    severity: str
+    title: str
+    body: str
+
+
+def letter(news: list[News], *, job: str, node: str, directory: str) -> Letter:
+    """One message of all of these; at least one."""
+    ordered = sorted(news, key=lambda one: -SEVERITIES.index(one.severity))
+    first = ordered[0]
+    others = f" (and {len(news) - 1} more)" if len(news) > 1 else ""
+    title = f"job {job}: {first.what}"
+    room = TITLE_MOST - len(others)
+    title = title if len(title) <= room else f"{title[: room - 1]}…"
+    shown = {id(one) for one in ordered[:LINES_MOST]}
+    lines = []
+    for one in news:
+        if id(one) in shown:
+            lines += [f"- {one.what}", *(f"  {words}" for words in one.more)]
+    if len(news) > LINES_MOST:
+        lines.append(f"and {len(news) - LINES_MOST} more")
+    lines += ["", f"Job {job} in {directory}, told by {node}.", f"Next: outlast report {directory}"]
+    return Letter(severity=first.severity, title=f"{title}{others}", body="\n".join(lines))
