@@ -115,6 +115,7 @@ class JobFold:
     Attributes:
         so_far: goodput and incidents.
         measured: what saves and steps have taken.
+        left_out: machine that is left out → until when.
     """
 
     def __init__(self, cadence: CadenceSetting) -> None:
@@ -129,7 +130,7 @@ class JobFold:
         self._every: dict[str, int] = {}  # tier → the job's own choice
         self._slow: dict[Labels, float] = {}
         self._notices: dict[str, float] = {}
-        self._left_out: dict[str, float] = {}  # machine → until when
+        self.left_out: dict[str, float] = {}
         self._restarted_in: int | None = None  # the attempt of the newest restart
         self._progress_t: float | None = None
         self._steps_done = 0
@@ -167,7 +168,7 @@ class JobFold:
         tally.values["outlast_notice_left_seconds"] = {
             (node,): t - now for node, t in self._notices.items() if now - t < NOTICE_KEPT_S
         }
-        left_out = sum(until_t > now for until_t in self._left_out.values())
+        left_out = sum(until_t > now for until_t in self.left_out.values())
         tally.put("outlast_machines_left_out", left_out)
         return tally
 
@@ -332,11 +333,11 @@ class JobFold:
             self._notices[self._node(event.node)] = deadline_t
 
     def _left(self, event: Event) -> None:
-        if len(self._left_out) < MOST_NODES:
-            self._left_out[event.node] = number(event, "until_t") or event.t
+        if len(self.left_out) < MOST_NODES:
+            self.left_out[event.node] = number(event, "until_t") or event.t
 
     def _let_in(self, event: Event) -> None:
-        self._left_out.pop(event.node, None)
+        self.left_out.pop(event.node, None)
 
     def _over(self, incident: Incident) -> None:
         reason = bounded(incident.kind, INCIDENTS)
