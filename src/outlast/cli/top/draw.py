@@ -8,6 +8,7 @@ wraps what is a list. Nothing is told by colour alone.
 from __future__ import annotations
 
 import shlex
+import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Final, NamedTuple
@@ -45,6 +46,7 @@ _CELLS: Final[dict[Part, str]] = {
     "detecting": "░",
     "restarting": "░",
 }
+_OTHER: Final = "╌"
 _FAILURES: Final = {"worker_lost": "worker lost", "node_lost": "machine lost", "hang": "hang"}
 
 
@@ -85,7 +87,7 @@ def screen(view: View, width: int, height: int | None = None, *, hint: str = "")
     machines, ranks = _machines(view.machines, width), _ranks(view.ranks, width)
     end = [_next(view, hint, width)]
     if height is None:
-        told = _incidents(view, width, len(view.incidents))
+        told = _incidents(view, width, sys.maxsize)
         return [*top, *goodput, *tiers, *machines, *ranks, *told, *end]
     room = max(height - len(top) - len(end), 0)
     least = min(4, room // 2) if view.incidents else 1
@@ -130,15 +132,19 @@ def status_line(view: View, *, with_incident: bool = False) -> str:
 
 
 def _head(view: View, width: int) -> list[Text]:
-    first = Text("job ").append(view.job, style="bold").append("  ")
-    first.append(_state_words(view), style=_STYLES.get(view.state, _BAD))
+    first = Text("job ").append(view.job, style="bold")
+    state, style = _state_words(view), _STYLES.get(view.state, _BAD)
+    if len(first) + 2 + len(state) <= width:
+        firsts = [first.append("  ").append(state, style=style)]
+    else:
+        firsts = [first, *_wrapped(state, width, style, most=2)]
     about = [
         f"attempt {view.attempt}" if view.attempt else "",
         units.count(view.world_size, "worker") if view.world_size else "",
         f"on {view.num_machines} machines" if view.num_machines > 1 else "",
         f"for {units.seconds(view.wall_s)}",
     ]
-    lines = [first, *_flow("", [(one, "") for one in about if one], width)]
+    lines = [*firsts, *_flow("", [(one, "") for one in about if one], width)]
     if view.reason and view.state != "finished":
         lines += _wrapped(view.reason, width, _BAD, most=2)
     return lines
@@ -147,7 +153,8 @@ def _head(view: View, width: int) -> list[Text]:
 def _state_words(view: View) -> str:
     age = "" if view.last_event_age_s is None else f"{units.seconds(view.last_event_age_s)} ago"
     if view.state == "gone":
-        return f"DEAD: nobody runs it; last heard of {age}"
+        since = "" if view.last_event_t is None else f" since {units.clock(view.last_event_t)}"
+        return f"DEAD{since}, {age}: nobody runs it"
     if view.state == "silent":
         return f"silent: last heard of {age}"
     code = "" if view.exit_code in (None, 0) else f" (exit {view.exit_code})"
@@ -177,8 +184,9 @@ def _left_words(view: View) -> str:
 
 def _progress(view: View, width: int) -> list[Text]:
     words = _steps_words(view)
-    line = Text(words, style="bold")
-    if view.step is not None and view.until_step:
+    first, *rest = _wrapped(words, width, "bold", most=2)
+    line = Text().append(first)
+    if view.step is not None and view.until_step and not rest:
         cells = width - len(words) - 2
         if cells >= 8:
             line.append("  ").append(_bar([("█", "cyan", view.step / view.until_step)], cells))
@@ -191,7 +199,7 @@ def _progress(view: View, width: int) -> list[Text]:
         told.append(("the loop does not say where it ends", "dim"))
     if view.num_steps_replayed:
         told.append((f"{view.num_steps_replayed:,} steps done again", "yellow"))
-    return [line, *_flow("", told, width)]
+    return [line, *rest, *_flow("", told, width)]
 
 
 def _warnings(view: View, width: int) -> list[Text]:
@@ -216,11 +224,11 @@ def _goodput(view: View, width: int) -> list[Text]:
     line = Text(words)
     cells = width - len(words) - 2
     if cells >= 8:
-        bar = _bar([(_CELLS.get(p, "·"), PART_WORDS[p][1], share) for p, share in shares], cells)
+        bar = _bar([(_CELLS.get(p, _OTHER), PART_WORDS[p][1], share) for p, share in shares], cells)
         line.append("  ").append(bar)
     largest = sorted((one for one in shares if one[0] != "productive"), key=lambda one: -one[1])
     told = [
-        (f"{_CELLS.get(part, '·')} {PART_WORDS[part][0]} {_percent(share)}", PART_WORDS[part][1])
+        (f"{_CELLS.get(part, _OTHER)} {PART_WORDS[part][0]} {_percent(share)}", PART_WORDS[part][1])
         for part, share in largest[:PARTS_TOLD]
     ]
     lines = [line, *_flow("", told, width)]
@@ -349,10 +357,10 @@ def _incidents(view: View, width: int, room: int) -> list[Text]:
         return [Text("no incidents", style="green")]
     costs = [one.cost_s for one in view.incidents if one.cost_s is not None]
     lost = sum(one.lost_steps or 0 for one in view.incidents)
-    head = units.count(view.num_incidents, "incident")
+    head = [(units.count(view.num_incidents, "incident"), "bold")]
     if view.num_incidents == len(view.incidents) and costs:
-        head += f", {units.seconds(sum(costs))} and {units.count(lost, 'step')} lost"
-    lines = [Text(head, style="bold")]
+        head += [(f"cost {units.seconds(sum(costs))}", ""), (f"{lost:,} steps lost", "")]
+    lines = _flow("", head, width)
     for one in view.incidents:
         told = _incident(one, width)
         if len(lines) + len(told) > room and len(lines) > 1:

@@ -350,8 +350,9 @@ class Following:
         so_far, seen = self._fold.so_far, self._ledger
         tally = self._fold.tally(now)
         steady = so_far.steady(now)
-        split = so_far.split(now)
         state = self._standing(steady)
+        # What nobody ran is no time of the job.
+        split = so_far.split(None if state == "gone" else now)
         attempt = 0 if seen.formed is None else seen.formed.attempt
         is_running = state in ("running", "silent")
         ranks = self._workers.look(attempt, now) if is_running else []
@@ -365,6 +366,7 @@ class Following:
         slow = {
             (node, int(rank)): factor
             for (node, rank), factor in tally.values["outlast_rank_slowdown_ratio"].items()
+            if is_running
         }
         newest_t = so_far.newest_t
         return View(
