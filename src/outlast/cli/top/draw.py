@@ -85,7 +85,7 @@ def screen(view: View, width: int, height: int | None = None, *, hint: str = "")
     top = [*_head(view, width), *_progress(view, width), *_warnings(view, width)]
     goodput, tiers = _goodput(view, width), _tiers(view.tiers, width)
     machines, ranks = _machines(view.machines, width), _ranks(view.ranks, width)
-    end = [_next(view, hint, width)]
+    end = _next(view, hint, width)
     if height is None:
         told = _incidents(view, width, sys.maxsize)
         return [*top, *goodput, *tiers, *machines, *ranks, *told, *end]
@@ -392,19 +392,16 @@ def _incident_words(one: IncidentView) -> str:
     return f"{one.kind}: {one.what} ({how}{cost})"
 
 
-def _next(view: View, hint: str, width: int) -> Text:
+def _next(view: View, hint: str, width: int) -> list[Text]:
     """The command that comes next, and how to leave."""
-    report = f"outlast report {place_of(view.directory)}"
-    if view.state in ("gone", "drained", "gave up", "failed", "storage unusable"):
+    words = f"Next: outlast report {place_of(view.directory)}"
+    if view.state in ("gone", "drained"):
         stands = "" if view.saved_step is None else f" (goes on from step {view.saved_step:,})"
-        again = view.command or "the same command"
-        words = f"Next: {again}{stands}" if view.state in ("gone", "drained") else f"Next: {report}"
-    else:
-        words = f"Next: {report}"
-    line = Text(words, style="dim")
-    if hint and len(words) + len(hint) + 2 <= width:
-        line.append(" " * (width - len(words) - len(hint)) + hint)
-    return line
+        words = f"Next: {view.command or 'the same command again'}{stands}"
+    *lines, last = _wrapped(words, width, "dim", most=4)
+    if hint and len(last) + 2 + len(hint) <= width:
+        last.append(" " * (width - len(last) - len(hint)) + hint)
+    return [*lines, last]
 
 
 def place_of(path: str) -> str:
@@ -442,7 +439,12 @@ def _flow(indent: str, words: Iterable[tuple[str, str]], width: int) -> list[Tex
 def _wrapped(words: str, width: int, style: str, *, most: int) -> list[Text]:
     """Words over at most so many lines, the last one cut short."""
     lines: list[str] = []
-    for word in words.split():
+    for long in words.split():
+        word = long
+        while len(word) > max(width - INDENT, 1):  # a path, say: in pieces
+            cells = max(width - INDENT, 1)
+            lines.append(" " * INDENT * bool(lines) + word[:cells])
+            word = word[cells:]
         indent = " " * INDENT if lines else ""
         if lines and len(lines[-1]) + 1 + len(word) <= width:
             lines[-1] += f" {word}"
