@@ -121,6 +121,7 @@ def test_one_whose_process_has_ended_is_dead(tmp_path):
     write(tmp_path / "j", lived())
     ended = this_process().rpartition("/")[0].rpartition("/")[0] + "/1/1"  # began at another time
     held(tmp_path / "j", ended)
+    Claims(Directory(tmp_path / "j")).say_alive(SignOfLife(attempt=2, node="t", count=7))
     view = viewed(tmp_path / "j")
     assert view.state == "gone"
     assert view.is_over
@@ -204,6 +205,13 @@ def test_any_ledger_gives_a_view_that_fits(tmp_path_factory, events, width, heig
     lines = out.getvalue().split("\n")
     assert len(lines) <= height
     assert max(map(len, lines)) <= width
+
+
+def test_a_line_that_is_cut_says_so(tmp_path):
+    write(tmp_path / "j", lived())
+    console = Console(file=io.StringIO(), width=12, height=24, color_system=None)
+    console.print(Screen(viewed(tmp_path / "j")))
+    assert console.file.getvalue().startswith("job 0123456…\n")
 
 
 def test_each_prefix_of_a_life_with_its_last_line_torn(tmp_path):
