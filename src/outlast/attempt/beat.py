@@ -58,7 +58,7 @@ logger = logging.getLogger(__name__)
 BEATS_VARIABLE: Final = "OUTLAST_BEATS"  # directory, set by our agent
 NUM_TIMINGS: Final = 256  # a power of two is not needed; 30 steps of 20 ms pass in 0.6 s
 UNDER_WAY_S: Final = 1e-6
-_PREFIX: Final = "outlast-beats-"
+BEATS_PREFIX: Final = "outlast-beats-"
 _LOCK: Final = "lock"
 _BEAT: Final = struct.Struct("<qd")
 _PHASE: Final = struct.Struct("<qd")
@@ -149,6 +149,12 @@ class Timing(NamedTuple):
     stall_s: float
 
 
+def beats_root() -> Path:
+    """Where agents' directories are."""
+    memory = Path("/dev/shm")  # noqa: S108 - private directories are made in it
+    return memory if memory.is_dir() else Path(tempfile.gettempdir())
+
+
 class BeatsDirectory:
     """The agent's side: a private directory in memory, gone with the agent.
 
@@ -157,10 +163,9 @@ class BeatsDirectory:
     """
 
     def __init__(self) -> None:
-        memory = Path("/dev/shm")  # noqa: S108 - a private directory is made in it
-        root = memory if memory.is_dir() else Path(tempfile.gettempdir())
+        root = beats_root()
         _reclaim(root)
-        self.path = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=root))
+        self.path = Path(tempfile.mkdtemp(prefix=BEATS_PREFIX, dir=root))
         # Under its name only once it is held: else another agent that starts now takes it for one
         # whose owner has died, and removes the directory.
         begun = self.path / f"{_LOCK}-begun"
@@ -182,7 +187,7 @@ class BeatsDirectory:
 
 
 def _reclaim(root: Path) -> None:
-    for lock in root.glob(f"{_PREFIX}*/{_LOCK}"):
+    for lock in root.glob(f"{BEATS_PREFIX}*/{_LOCK}"):
         with contextlib.suppress(OSError):  # another user's, or gone in this moment
             fd = os.open(lock, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
             try:

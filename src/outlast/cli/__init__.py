@@ -118,6 +118,7 @@ _COMMANDS = {
     "drill": "break your own job on purpose, grade it, and prove that a resume changes nothing",
     "plan": "know before you rent: failures, intervals, spot, flush, budget, deadline",
     "simulate": "what a job would go through, and which policy does best on the same failures",
+    "top": "a job as it runs: how far it is, what it costs, what happens to it",
     "report": "what happened to a job and where its time went",
     "metrics": "a job's metrics, and the alerts and the dashboard for Prometheus and Grafana",
     "tell": "who is told of incidents, and a message to try it",

@@ -40,7 +40,7 @@ from typing import Final
 import msgspec
 
 from outlast import ipc
-from outlast.attempt.beat import BeatReader, Timing
+from outlast.attempt.beat import BEATS_PREFIX, BeatReader, Timing, beats_root
 from outlast.policy.hang import HangSettings, RankLook
 
 MAX_BYTES: Final = 1 << 20  # as they come; the kernel takes some 400 KiB at once
@@ -176,6 +176,39 @@ class Voice(ipc.PacketSocket):
     )
     max_bytes = MAX_BYTES
     waits = False
+
+
+_WORD: Final = "begin"  # in the agent's private directory
+
+
+class _Word(msgspec.Struct, frozen=True):
+    job: str
+    begin: Begin
+
+
+def leave_word(job: str, begin: Begin) -> None:
+    """Leave, beside what workers say, who they are: for whoever looks on. Never raises.
+
+    Args:
+        job: the job's id.
+        begin: of its attempt, on this machine.
+    """
+    path = Path(begin.beats) / _WORD
+    with contextlib.suppress(OSError):  # to be looked at is nothing that a job needs
+        part = path.with_suffix(".part")
+        part.write_bytes(msgspec.json.encode(_Word(job, begin)))
+        part.rename(path)
+
+
+def find_words(job: str) -> list[Begin]:
+    """What agents of this job have left on this machine; only its owner can read it."""
+    found = []
+    for path in beats_root().glob(f"{BEATS_PREFIX}*/{_WORD}"):
+        with contextlib.suppress(OSError, msgspec.MsgspecError, UnicodeDecodeError):
+            word = msgspec.json.decode(path.read_bytes(), type=_Word)
+            if word.job == job:
+                found.append(word.begin)
+    return found
 
 
 class Watched:

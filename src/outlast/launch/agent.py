@@ -33,7 +33,7 @@ from outlast.errors import Exit
 from outlast.health.exporter import Exporter
 from outlast.health.processes import AGENT_VARIABLE, catches, end_group, end_leftovers, is_dying
 from outlast.health.pulse import TRACER_VARIABLE
-from outlast.health.watched import Timings
+from outlast.health.watched import Timings, leave_word
 from outlast.launch.ending import (
     DEATH_LOOK_S,
     UNHELD,
@@ -250,6 +250,7 @@ class Agent(LocalElasticAgent):
         begin = begin_of(group, started, self._ledger, self._beats.path, chosen)
         self._health.begin(begin)
         self._exporter.begin(begin)
+        leave_word(self._ledger.job, begin)
         return started
 
     def _start_crew(self, worker_group: WorkerGroup) -> dict[int, Any]:

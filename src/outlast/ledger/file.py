@@ -285,6 +285,9 @@ class Follower:
         directory: the job's.
         tail_bytes: how much of what is there already the first ``poll`` reads; None: all of it.
         most_bytes: how much one ``poll`` reads, but for a line that is longer; -1: all there is.
+
+    Attributes:
+        offset: byte up to which it has read.
     """
 
     def __init__(
@@ -293,26 +296,26 @@ class Follower:
         self._path = directory / FILE_NAME
         self._tail_bytes = tail_bytes
         self._most_bytes = most_bytes
-        self._offset = 0
+        self.offset = 0
 
     def poll(self) -> list[Event]:
         """The complete lines appended since the last call."""
         try:
             with self._path.open("rb") as file:
                 if self._tail_bytes is not None:
-                    self._offset = max(file.seek(0, os.SEEK_END) - self._tail_bytes, 0)
+                    self.offset = max(file.seek(0, os.SEEK_END) - self._tail_bytes, 0)
                     self._tail_bytes = None
-                    if self._offset:  # in the middle of a line, perhaps: on to the next
-                        file.seek(self._offset - 1)
-                        self._offset += len(file.readline()) - 1
-                file.seek(self._offset)
+                    if self.offset:  # in the middle of a line, perhaps: on to the next
+                        file.seek(self.offset - 1)
+                        self.offset += len(file.readline()) - 1
+                file.seek(self.offset)
                 data = file.read(self._most_bytes)
                 if len(data) == self._most_bytes:
                     data += file.readline()  # to the end of a line
         except FileNotFoundError:
             return []
         whole = data[: data.rfind(b"\n") + 1]
-        self._offset += len(whole)
+        self.offset += len(whole)
         events = (decode(line) for line in whole.splitlines())
         return [event for event in events if event is not None]
 

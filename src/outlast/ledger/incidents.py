@@ -85,6 +85,22 @@ class Incident(msgspec.Struct, frozen=True, kw_only=True):
             return None
         return max(0, self.from_step - stands)
 
+    def cost_s(self, step_s: float | None, now: float | None = None) -> float | None:
+        """Seconds that it has cost each worker: until the first new step, and steps done again.
+
+        Args:
+            step_s: that a step takes; None where it is not known: then no step is counted.
+            now: wall-clock time up to which one is counted that is not over.
+
+        Returns:
+            None where nothing had to come back: it is over without a new step behind it.
+        """
+        until_t = now if self.back_t is None and not self.closed else self.back_t
+        if until_t is None:
+            return None
+        again_s = 0.0 if step_s is None else (self.lost_steps or 0) * step_s
+        return max(until_t - self.began_t, 0.0) + again_s
+
 
 def incidents(events: Iterable[Event]) -> list[Incident]:
     """The incidents of a job, in the order they began to be noticed.

@@ -25,7 +25,7 @@ from typing import Final
 
 from outlast.ledger.clocks import SteadyClocks
 from outlast.ledger.events import Event
-from outlast.ledger.goodput import Goodput, OpenTimeline, cut, in_order, timeline_of, whole
+from outlast.ledger.goodput import Goodput, OpenTimeline, Split, cut, in_order, timeline_of, whole
 from outlast.ledger.incidents import Incident, IncidentTracker
 
 SETTLES_S: Final = 2.0
@@ -56,7 +56,7 @@ class SoFar:
             The events that are settled by it, in the order of their times: each comes once.
         """
         self._waiting += [self._clocks.take(event) for event in events]
-        now += self._clocks.shift_s
+        now = self.steady(now)
         if not self._waiting:
             return []
         ordered = in_order(self._waiting)
@@ -81,17 +81,25 @@ class SoFar:
 
     def goodput(self, now: float | None = None) -> Goodput:
         """What ``goodput`` says of all events so far."""
+        return self.split(now).workers
+
+    def split(self, now: float | None = None) -> Split:
+        """What ``split`` says of all events so far."""
         due = [*self._head, *self._waiting]
         line = None if self._line is None else self._line.copied()
         if line is None and due:
             line = timeline_of(due)
         if line is None:
-            return Goodput()
+            return Split(workers=Goodput(), machines=Goodput(), by_attempt={}, by_machine={})
         cut(line, due)
         end_t = line.at_t if line.finished else due[-1].t if due else self._last_t
         if now is not None and not line.finished:
-            end_t = max(end_t, now + self._clocks.shift_s)
-        return line.close(end_t).workers
+            end_t = max(end_t, self.steady(now))
+        return line.close(end_t)
+
+    def steady(self, now: float) -> float:
+        """Wall-clock time ``now``, to be compared with the times of events that were settled."""
+        return now + self._clocks.shift_s
 
     def over(self) -> list[Incident]:
         """The incidents that are over and were not told before, once they are settled."""
@@ -99,6 +107,19 @@ class SoFar:
         found = [one.told() for one in itertools.takewhile(lambda one: one.closed, opened)]
         self._told += len(found)  # at most one is open at a time, and it is the last
         return found
+
+    def newest(self, most: int) -> list[Incident]:
+        """The newest incidents, an open one included, as far as events are settled; oldest first.
+
+        Args:
+            most: how many.
+        """
+        return [one.told() for one in self._watch.incidents[-most:]]
+
+    @property
+    def num_incidents(self) -> int:
+        """How many there were, as far as events are settled."""
+        return len(self._watch.incidents)
 
     @property
     def is_in_incident(self) -> bool:

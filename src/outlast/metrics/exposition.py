@@ -137,8 +137,9 @@ class Exposition:
         self._machine.fill(tally)
         tally.put("outlast_ledger_readable", float(self._is_readable), self._node)
         tally.values["outlast_ledger_events"] = {(self._node,): float(self._num_events)}
-        if self._fold.newest_t is not None:
-            age_s = max(now - self._fold.newest_t, 0.0)
+        so_far = self._fold.so_far
+        if so_far.newest_t is not None:
+            age_s = max(so_far.steady(now) - so_far.newest_t, 0.0)
             tally.put("outlast_ledger_age_seconds", age_s, self._node)
         for row, values, counted in tally.rows():
             yield _family(row, values, counted, self._job, tally)

@@ -111,13 +111,18 @@ class JobFold:
 
     Args:
         cadence: how often the settings ask for a checkpoint.
+
+    Attributes:
+        so_far: goodput and incidents.
+        measured: what saves and steps have taken.
+        left_out: machine that is left out → until when.
     """
 
     def __init__(self, cadence: CadenceSetting) -> None:
         self._cadence = cadence
+        self.so_far = SoFar()
+        self.measured = Measured()
         self._tally = Tally()
-        self._so_far = SoFar()
-        self._measured = Measured()
         self._nodes: set[str] = set()
         self._commits: dict[str, float] = {}  # tier → when the newest was committed
         self._tiers: set[str] = set()
@@ -125,28 +130,33 @@ class JobFold:
         self._every: dict[str, int] = {}  # tier → the job's own choice
         self._slow: dict[Labels, float] = {}
         self._notices: dict[str, float] = {}
-        self._left_out: dict[str, float] = {}  # machine → until when
+        self.left_out: dict[str, float] = {}
         self._restarted_in: int | None = None  # the attempt of the newest restart
         self._progress_t: float | None = None
         self._steps_done = 0
         self._is_running = False
 
     def take(self, events: Iterable[Event], now: float) -> list[Event]:
-        """Take what was read of the ledger, up to wall-clock time ``now``; what is settled."""
-        settled = self._so_far.take(events, now)
+        """Take what was read of the ledger, up to wall-clock time ``now``.
+
+        Returns:
+            The events that are settled by it, as :meth:`SoFar.take` does.
+        """
+        settled = self.so_far.take(events, now)
         self._fold(settled)
         return settled
 
     def tally(self, now: float) -> Tally:
         """All metrics of the job at wall-clock time ``now``; valid until the next ``take``."""
-        tally, split = self._tally, self._so_far.goodput(now)
+        tally, split = self._tally, self.so_far.goodput(now)
+        now = self.so_far.steady(now)
         for part, seconds in split.parts().items():
             tally.put("outlast_goodput_seconds", seconds, part)
         tally.put("outlast_goodput_ratio", split.fraction_productive)
         tally.put("outlast_steps_done", split.steps_done)
         tally.values["outlast_steps_replayed"] = {(): float(split.steps_replayed)}
         tally.put("outlast_job_running", float(self._is_running))
-        tally.put("outlast_incident_open", float(self._so_far.is_in_incident))
+        tally.put("outlast_incident_open", float(self.so_far.is_in_incident))
         if self._progress_t is not None:
             tally.put("outlast_progress_age_seconds", max(now - self._progress_t, 0.0))
         for tier, t in self._commits.items():
@@ -158,24 +168,19 @@ class JobFold:
         tally.values["outlast_notice_left_seconds"] = {
             (node,): t - now for node, t in self._notices.items() if now - t < NOTICE_KEPT_S
         }
-        left_out = sum(until_t > now for until_t in self._left_out.values())
+        left_out = sum(until_t > now for until_t in self.left_out.values())
         tally.put("outlast_machines_left_out", left_out)
         return tally
 
-    @property
-    def newest_t(self) -> float | None:
-        """Time of the newest event."""
-        return self._so_far.newest_t
-
     def _fold(self, events: Iterable[Event]) -> None:
         for event in events:
-            self._measured.take(event)
+            self.measured.take(event)
             if event.node not in self._nodes:
                 self._hear_of(event.node)
             act = _ACTS.get(event.event)
             if act is not None:
                 act(self, event)
-        for incident in self._so_far.over():
+        for incident in self.so_far.over():
             self._over(incident)
 
     def _hear_of(self, node: str) -> None:
@@ -199,7 +204,7 @@ class JobFold:
         """Seconds between two checkpoints of the tier as they are meant, if that is known."""
         base_s = self._interval_s if self._cadence.seconds is None else self._cadence.seconds
         if self._cadence.steps is not None:
-            step = self._measured.step
+            step = self.measured.step
             base_s = None if step is None else self._cadence.steps * step.slow_s
         every = self._cadence.tiers.get(tier, 1)
         every = self._every.get(tier, 1) if every is None else every
@@ -328,11 +333,11 @@ class JobFold:
             self._notices[self._node(event.node)] = deadline_t
 
     def _left(self, event: Event) -> None:
-        if len(self._left_out) < MOST_NODES:
-            self._left_out[event.node] = number(event, "until_t") or event.t
+        if len(self.left_out) < MOST_NODES:
+            self.left_out[event.node] = number(event, "until_t") or event.t
 
     def _let_in(self, event: Event) -> None:
-        self._left_out.pop(event.node, None)
+        self.left_out.pop(event.node, None)
 
     def _over(self, incident: Incident) -> None:
         reason = bounded(incident.kind, INCIDENTS)
@@ -343,9 +348,9 @@ class JobFold:
             return
         seconds = max(incident.back_t - incident.began_t, 0.0)
         self._tally.observe("outlast_recovery_seconds", seconds, reason)
-        step = self._measured.step
-        again_s = 0.0 if step is None else lost_steps * step.slow_s
-        self._tally.add("outlast_lost_seconds", seconds + again_s, reason)
+        step = self.measured.step
+        cost_s = incident.cost_s(None if step is None else step.slow_s)
+        self._tally.add("outlast_lost_seconds", cost_s or 0.0, reason)
 
 
 _ACTS: Final[Mapping[str, Callable[[JobFold, Event], None]]] = {

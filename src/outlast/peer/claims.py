@@ -612,6 +612,47 @@ class Term:
                 self._claims.say_alive(over)
 
 
+class Onlooker:
+    """Tells whether a job still has somebody who runs it, without any part in it.
+
+    As a new launcher does: by the process that has claimed the newest attempt, where this kernel
+    knows it; elsewhere by the sign of life, which goes on or has stood still for ``STRANGER_S``.
+    Nothing is locked or written.
+
+    Args:
+        storage: the job's; it need not be writable.
+    """
+
+    def __init__(self, storage: Storage) -> None:
+        self._claims = Claims(storage)
+        self._sign = CounterWatch()
+        self._seen: object = None
+        self._moves = False
+
+    def lives(self) -> bool | None:
+        """Whether somebody runs it; None where nobody here knows (yet).
+
+        Raises:
+            OSError: storage cannot be asked.
+        """
+        asked_s = time.monotonic()
+        claim, alive = self._claims.newest(), self._claims.alive()
+        if claim is None:
+            return None
+        if alive is not None and alive.over and alive.attempt >= claim.attempt:
+            return False
+        lives = is_alive(claim.process)
+        if lives is not None or alive is None:
+            return lives
+        now = (claim, alive)
+        self._moves |= self._seen is not None and now != self._seen
+        self._seen = now
+        self._sign.seen(now, asked_s=asked_s, answered_s=time.monotonic())
+        if self._sign.stands_still(STRANGER_S):
+            return False
+        return True if self._moves else None
+
+
 class _Before:
     """The one before, as far as storage shows it."""
 

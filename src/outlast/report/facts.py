@@ -185,7 +185,10 @@ def facts(
     ordered = in_order(events)
     spent, found = split(ordered, now), incidents(ordered)
     machines = spent.machines
-    state, end = _state(ordered)
+    told = StateFold()
+    for event in ordered:
+        told.take(event)
+    state, end = told.state, told.end
     exit_code = None if end is None else end.get("exit_code")
     slow = slow_ranks(ordered)
     rest = [event for event in ordered if event.event != "step"]  # most of a long ledger
@@ -325,22 +328,31 @@ def _unfit(ordered: list[Event]) -> dict[str, str]:
     return found
 
 
-def _state(ordered: list[Event]) -> tuple[State, Event | None]:
-    """The state, and the ``job_finished`` that it rests on."""
-    state: State = "not started"
-    end: Event | None = None
-    for event in ordered:
+class StateFold:
+    """The job's state, from events in the order of their times.
+
+    Attributes:
+        state: what they say so far.
+        end: the ``job_finished`` that it rests on, or None.
+    """
+
+    def __init__(self) -> None:
+        self.state: State = "not started"
+        self.end: Event | None = None
+
+    def take(self, event: Event) -> None:
+        """Take the next one."""
         if event.event == "job_finished":
-            end = event
-            state = _STATES.get(_exit_code(event), "failed")
-        elif event.event == "drained" and end is None:
-            state = "drained"
+            self.end = event
+            self.state = _STATES.get(_exit_code(event), "failed")
+        elif event.event == "drained" and self.end is None:
+            self.state = "drained"
         elif event.event == "job_started":
-            end, state = None, "running"
-        elif event.event in ("attempt_formed", "resumed", "step") and end is None:
+            self.end, self.state = None, "running"
+        elif event.event in ("attempt_formed", "resumed", "step") and self.end is None:
             # A sample may be written after the agent said drained, a new attempt only later.
-            state = state if state == "drained" and event.event == "step" else "running"
-    return state, end
+            is_late = self.state == "drained" and event.event == "step"
+            self.state = self.state if is_late else "running"
 
 
 def _exit_code(event: Event) -> int:

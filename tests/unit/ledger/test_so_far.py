@@ -105,3 +105,27 @@ def test_incidents_are_told_once():
     assert [one.kind for one in so_far.over()] == ["worker lost"]
     assert so_far.over() == []
     assert not so_far.is_in_incident
+
+
+def test_the_newest_incidents_and_what_each_has_cost():
+    so_far = SoFar()
+    so_far.take(
+        [
+            event(0.0, "attempt_formed", world_size=1),
+            event(1.0, "resumed", step=0),
+            event(2.0, "step", step=5),
+            event(3.0, "worker_lost", step=6, beat_t=2.9),
+            event(4.0, "attempt_formed", 2, world_size=1),
+            event(5.0, "resumed", 2, step=3),
+        ],
+        now=50.0,
+    )
+    (still,) = so_far.newest(5)
+    assert not still.closed
+    assert still.cost_s(2.0, 12.9) == pytest.approx(10.0 + 3 * 2.0)
+    assert still.cost_s(None) is None  # nobody says until when
+    so_far.take([event(6.0, "step", 2, step=4), event(9.0, "worker_lost", 2, step=4)], now=90.0)
+    assert so_far.num_incidents == 2
+    assert [one.closed for one in so_far.newest(5)] == [True, False]
+    assert [one.began_t for one in so_far.newest(1)] == [9.0]
+    assert so_far.newest(2)[0].cost_s(None) == pytest.approx(3.1)
