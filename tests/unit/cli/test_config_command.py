@@ -8,7 +8,7 @@ def test_it_is_by_section_and_marks_what_is_not_the_default(outlast, job):
     lines = out.splitlines()
     assert lines[0].split() == ["setting", "value", "from"]
     sections = [line for line in lines if line.startswith("[")]
-    assert len(sections) == len(set(sections)) == 10
+    assert len(sections) == len(set(sections)) == 11
     rows = [line.split() for line in lines]
     assert [row for row in rows if row[:1] == ["*"]] == [["*", "every", "5", "min", "outlast.toml"]]
     assert ["keep", "3", "outlast.toml"] in rows
