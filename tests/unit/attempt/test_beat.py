@@ -58,10 +58,10 @@ def test_the_directory_is_private_and_goes(monkeypatch):
 
 
 def test_what_dead_agents_left_is_reclaimed_and_a_living_one_s_is_not(tmp_path):
-    dead, living = tmp_path / f"{module._PREFIX}dead", BeatsDirectory()
+    dead, living = tmp_path / f"{module.BEATS_PREFIX}dead", BeatsDirectory()
     dead.mkdir()
     (dead / module._LOCK).touch()
-    unready = tmp_path / f"{module._PREFIX}unready"  # made in this moment: no lock yet
+    unready = tmp_path / f"{module.BEATS_PREFIX}unready"  # made in this moment: no lock yet
     unready.mkdir()
     module._reclaim(tmp_path)
     module._reclaim(living.path.parent)
