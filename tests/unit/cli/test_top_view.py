@@ -13,7 +13,7 @@ from rich.console import Console
 
 from outlast import config
 from outlast.cli import cli
-from outlast.cli.top.draw import Screen, screen, status_line
+from outlast.cli.top.draw import ViewScreen, screen, status_line
 from outlast.cli.top.view import Following, settings_of, to_json
 from outlast.ledger.events import EVENT_NAMES, Event, encode
 from outlast.ledger.file import FILE_NAME
@@ -201,7 +201,7 @@ def test_any_ledger_gives_a_view_that_fits(tmp_path_factory, events, width, heig
     assert status_line(view, with_incident=True).count("\n") == 0
     out = io.StringIO()
     console = Console(file=out, width=width, height=height, color_system=None)
-    console.print(Screen(view, "q: leave"), end="", height=height)
+    console.print(ViewScreen(view, "q: leave"), end="", height=height)
     lines = out.getvalue().split("\n")
     assert len(lines) <= height
     assert max(map(len, lines)) <= width
@@ -210,7 +210,7 @@ def test_any_ledger_gives_a_view_that_fits(tmp_path_factory, events, width, heig
 def test_a_line_that_is_cut_says_so(tmp_path):
     write(tmp_path / "j", lived())
     console = Console(file=io.StringIO(), width=12, height=24, color_system=None)
-    console.print(Screen(viewed(tmp_path / "j")))
+    console.print(ViewScreen(viewed(tmp_path / "j")))
     assert console.file.getvalue().startswith("job 0123456…\n")
 
 

@@ -26,7 +26,7 @@ from rich.live import Live
 from rich.text import Text
 
 from outlast import config
-from outlast.cli.top.draw import Screen, place_of, screen, status_line
+from outlast.cli.top.draw import ViewScreen, place_of, screen, status_line
 from outlast.cli.top.view import Following, View, settings_of, to_json
 from outlast.ledger.file import FILE_NAME
 from outlast.ledger.job import read_job
@@ -128,7 +128,7 @@ def _follow_on_screen(following: Following, console: Paper) -> None:
                 live.update(Text(words), refresh=True)
                 keys.wait(0.0)
                 continue
-            live.update(Screen(following.view(time.time()), "q: leave"), refresh=True)
+            live.update(ViewScreen(following.view(time.time()), "q: leave"), refresh=True)
             keys.wait(REFRESH_S)
     if keys.signal:  # the terminal is as it was
         raise SystemExit(128 + keys.signal)

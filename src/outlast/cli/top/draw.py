@@ -50,7 +50,7 @@ _OTHER: Final = "╌"
 _FAILURES: Final = {"worker_lost": "worker lost", "node_lost": "machine lost", "hang": "hang"}
 
 
-class Screen:
+class ViewScreen:
     """The view, for as many cells as there are.
 
     Args:
@@ -239,15 +239,15 @@ def _goodput(view: View, width: int) -> list[Text]:
     return lines
 
 
-class _Column(NamedTuple):
+class _TopColumn(NamedTuple):
     head: str
     cells: list[tuple[str, str]]  # words and style
     is_right: bool = True
 
 
-def _table(columns: Sequence[_Column], width: int) -> list[Text]:
+def _table(columns: Sequence[_TopColumn], width: int) -> list[Text]:
     """As many columns as fit, the first ones first; one with nothing in it is left out."""
-    kept: list[tuple[_Column, int]] = []
+    kept: list[tuple[_TopColumn, int]] = []
     used = 0
     for column in columns:
         if kept and not any(words for words, _ in column.cells):
@@ -275,13 +275,13 @@ def _tiers(tiers: Sequence[TierView], width: int) -> list[Text]:
     late = [("LATE" if one.is_late else "", _BAD) for one in tiers]
     return _table(
         [
-            _Column("saved to", [(one.name, "") for one in tiers], is_right=False),
-            _Column("step", [(f"{one.step:,}", "bold") for one in tiers]),
-            _Column("age", [(units.seconds(one.age_s), "") for one in tiers]),
-            _Column("", late, is_right=False),
-            _Column("every", [(_seconds(one.interval_s), "") for one in tiers]),
-            _Column("takes", [(_seconds(one.took_s), "") for one in tiers]),
-            _Column("size", [(units.size(one.bytes) if one.bytes else "", "") for one in tiers]),
+            _TopColumn("saved to", [(one.name, "") for one in tiers], is_right=False),
+            _TopColumn("step", [(f"{one.step:,}", "bold") for one in tiers]),
+            _TopColumn("age", [(units.seconds(one.age_s), "") for one in tiers]),
+            _TopColumn("", late, is_right=False),
+            _TopColumn("every", [(_seconds(one.interval_s), "") for one in tiers]),
+            _TopColumn("takes", [(_seconds(one.took_s), "") for one in tiers]),
+            _TopColumn("size", [(units.size(one.bytes) if one.bytes else "", "") for one in tiers]),
         ],
         width,
     )
@@ -303,17 +303,19 @@ def _ranks(ranks: Sequence[RankView], width: int) -> list[Text]:
     ]
     lines = _table(
         [
-            _Column("rank", [(str(one.rank), "bold") for one in told]),
-            _Column("", slow, is_right=False),
-            _Column("a step", [(_seconds(one.step_s), "") for one in told]),
-            _Column("own work", [(_seconds(one.own_s), "") for one in told]),
-            _Column("waits", [(_seconds(one.wait_s), "") for one in told]),
-            _Column("now", doing, is_right=False),
-            _Column("data", [(_seconds(one.data_s), "") for one in told]),
-            _Column(
+            _TopColumn("rank", [(str(one.rank), "bold") for one in told]),
+            _TopColumn("", slow, is_right=False),
+            _TopColumn("a step", [(_seconds(one.step_s), "") for one in told]),
+            _TopColumn("own work", [(_seconds(one.own_s), "") for one in told]),
+            _TopColumn("waits", [(_seconds(one.wait_s), "") for one in told]),
+            _TopColumn("now", doing, is_right=False),
+            _TopColumn("data", [(_seconds(one.data_s), "") for one in told]),
+            _TopColumn(
                 "step", [(f"{one.step:,}" if one.step is not None else "", "") for one in told]
             ),
-            _Column("machine", [(one.node if len(nodes) > 1 else "", "") for one in told], False),
+            _TopColumn(
+                "machine", [(one.node if len(nodes) > 1 else "", "") for one in told], False
+            ),
         ],
         width,
     )

@@ -247,7 +247,7 @@ def settings_of(directory: str | None, read: Settings, job: Job) -> Settings:
         return read
 
 
-class _Ledger:
+class _Told:
     """What the view needs of the ledger and no other fold has."""
 
     def __init__(self) -> None:
@@ -312,7 +312,7 @@ class Following:
         self._directory, self._job, self._settings = directory, job, settings
         self._follower = Follower(directory, most_bytes=CHUNK_BYTES)
         self._fold = JobFold(cadence_of(settings))
-        self._ledger = _Ledger()
+        self._ledger = _Told()
         self._workers = _Workers(job.id)
         self._onlooker = Onlooker(Directory(directory))
         self._lives: bool | None = None
