@@ -132,6 +132,15 @@ def test_one_whose_process_has_ended_is_dead(tmp_path):
     assert "Next: outlast run train.py (goes on from step 10)" in text
 
 
+@pytest.mark.parametrize(("age_s", "state"), [(5.0, "running"), (600.0, "gone")])
+def test_machines_that_gather_have_claimed_nothing_yet(tmp_path, age_s, state):
+    write(tmp_path / "j", [*lived(), event(50, "job_started", 0, None, node="b")])
+    held(tmp_path / "j", "")
+    over = SignOfLife(attempt=2, node="t", count=7, over=True)  # the start before has ended well
+    Claims(Directory(tmp_path / "j")).say_alive(over)
+    assert viewed(tmp_path / "j", now=1_000_050.0 + age_s).state == state
+
+
 @pytest.mark.parametrize(("age_s", "state"), [(5.0, "running"), (600.0, "silent")])
 def test_where_nobody_here_can_tell_the_ledger_does(tmp_path, age_s, state):
     write(tmp_path / "j", lived())

@@ -247,7 +247,7 @@ def settings_of(directory: str | None, read: Settings, job: Job) -> Settings:
         return read
 
 
-class _Told:
+class _LedgerSeen:
     """What the view needs of the ledger and no other fold has."""
 
     def __init__(self) -> None:
@@ -282,6 +282,12 @@ class _Told:
             self.storage_error = ""
 
     @property
+    def is_gathering(self) -> bool:
+        """Whether the job was started, and no attempt has formed since."""
+        start, formed = self.start, self.formed
+        return start is not None and (formed is None or start.t > formed.t)
+
+    @property
     def hosts(self) -> dict[str, int]:
         """Machine → workers of the newest attempt, as far as it says so."""
         if self.formed is None:
@@ -312,7 +318,7 @@ class Following:
         self._directory, self._job, self._settings = directory, job, settings
         self._follower = Follower(directory, most_bytes=CHUNK_BYTES)
         self._fold = JobFold(cadence_of(settings))
-        self._ledger = _Told()
+        self._ledger = _LedgerSeen()
         self._workers = _Workers(job.id)
         self._onlooker = Onlooker(Directory(directory))
         self._lives: bool | None = None
@@ -450,10 +456,13 @@ class Following:
                 self._lives = self._onlooker.lives()
             except OSError:
                 self._lives = None
+        if self._lives:
+            return "running"
+        is_silent = newest_t is None or steady - newest_t > SILENT_S
         if self._lives is None:
-            is_silent = newest_t is None or steady - newest_t > SILENT_S
             return "silent" if is_silent else "running"
-        return "running" if self._lives else "gone"
+        # Machines that gather have said that they start, and have claimed nothing yet.
+        return "running" if self._ledger.is_gathering and not is_silent else "gone"
 
     def _left(self, step: int | None, split: Split) -> tuple[float | None, float | None]:
         """Seconds until the loop ends, at best and at worst as far as is known."""
