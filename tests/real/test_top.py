@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 from floor import TRAIN, Job, until
 
-STEPS = 400
+STEPS = 600
 ESCAPES = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 NOBODY = 65534
 # Twice, and the second time as another user: by then all is imported that user may not read.
@@ -59,7 +59,8 @@ class Terminal:
         return ESCAPES.sub("", self.shown)
 
     def lines(self):
-        """The newest whole screen."""
+        """The newest screen."""
+        self.look()
         return ESCAPES.sub("", self.shown.split("\x1b[H")[-1]).splitlines()
 
     def type(self, keys):
