@@ -39,9 +39,12 @@ class Terminal:
         self.master, slave = pty.openpty()
         self.resize(rows, columns)
         self.before = termios.tcgetattr(slave)
+        # What says how large a terminal is, whatever it is: a test run's own workers have it.
+        said = ("COLUMNS", "LINES")
+        environ = {name: value for name, value in floor.environ.items() if name not in said}
         self.process = subprocess.Popen(
             [sys.executable, "-m", "outlast", "top", str(directory)],
-            env=floor.environ | {"TERM": "xterm-256color"},
+            env=environ | {"TERM": "xterm-256color"},
             stdin=slave,
             stdout=slave,
             stderr=slave,
