@@ -28,7 +28,7 @@ class Tiers:
         monkeypatch.setattr(room, "PAUSE_MAX_S", 0.05)
         self.error = None
         self.ahead_of = lambda operation, name: None
-        self.gate = threading.Event()
+        self.gate, self.is_at_gate = threading.Event(), threading.Event()
         self.gate.set()
         self.local = Directory(path / "local")
         self.shared = Directory(path / "shared")
@@ -47,6 +47,8 @@ class Tiers:
             self.changed.notify_all()
 
     def _fail(self, operation, name):
+        if not self.gate.is_set():
+            self.is_at_gate.set()
         assert self.gate.wait(LIMIT_S)
         self.ahead_of(operation, name)
         return self.error if operation == "create" else None
@@ -87,7 +89,9 @@ def test_a_checkpoint_goes_where_it_is_due(tiers):
 
 def test_of_those_that_wait_the_newest_is_brought(tiers):
     tiers.gate.clear()
-    for step in (1, 2, 3, 4):
+    tiers.save(1)
+    assert tiers.is_at_gate.wait(LIMIT_S)
+    for step in (2, 3, 4):
         tiers.save(step)
     tiers.gate.set()
     tiers.settle()
