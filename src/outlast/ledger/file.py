@@ -180,10 +180,13 @@ class Ledger:
             try:
                 if self._fd is None:
                     self._fd = _open_at_line_start(self.path)
+                    with contextlib.suppress(OSError):  # a line that can be read is worth having
+                        self._sync_name()
                 if os.write(self._fd, line) != len(line):  # what fitted on a disk that is full now
                     raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
                 if durable:
-                    self._sync(self._fd)
+                    os.fsync(self._fd)
+                    self._sync_name()
             except OSError as error:
                 if not self._fails and not self.rank:  # of all ranks' processes, one says so
                     words = f"{error.strerror or error}; {remedy(error)}"
@@ -227,11 +230,9 @@ class Ledger:
         with self._lock:
             self._close()
 
-    def _sync(self, fd: int) -> None:
-        """Make all of it durable. Where that fails the lines are there to be read all the same."""
-        os.fsync(fd)
+    def _sync_name(self) -> None:
+        """Keep the file's name: an fsync of the file does not, and its maker may be dead."""
         if not self._has_name:
-            # An fsync of the file does not keep its name; whoever made it may have been killed.
             sync_directory(self.path.parent)
             self._has_name = True
 
