@@ -1,8 +1,9 @@
 """Whether the ledger's split agrees with a stop-watch that is kept outside of the job.
 
-A real job of two workers: rank 0 tells each moment on a pipe, and this process stamps it when it
-comes, by its own clock. A worker is killed, one hangs, the job is drained and started again, and
-the last stretch has slow batches, an evaluation and a second tier whose copies come last. From
+A real job of two workers under DDP: rank 0 tells each moment on a pipe, and this process stamps it
+when it comes, by its own clock. A worker is killed, one hangs, the job is drained and started
+again, what the keeper writes is slow for a while (strace delays each call), and the last stretch
+has slow batches, an evaluation and a second tier whose copies come last. From
 these moments and the processes' starts and ends alone it is worked out how long each part took.
 Agreed is what differs by less than 2 % or 0.2 s. How a loss is divided between being noticed and
 being mended only the agent knows, so both are compared together. How long a step waited for a
@@ -25,11 +26,15 @@ import time
 from pathlib import Path
 from typing import Any
 
+import psutil
+
+from outlast.drill.faults.storage import WRITES, attached, detach
 from outlast.ledger.file import read_events
 from outlast.ledger.goodput import goodput
 
 WORKERS = 2
-STEPS, KILL_AT, HANG_AT, DRAIN_AT, DATA_FROM = 240, 50, 100, 150, 180
+STEPS, KILL_AT, HANG_AT, DRAIN_AT, SLOW_AT, DATA_FROM = 270, 50, 100, 150, 170, 210
+SLOW_S, CALL_S = 3.0, 0.2  # how long storage is slow, and each call of it
 SCRIPT = f"""
 import os, sys, time
 pipe = os.open(os.environ["STOPWATCH"], os.O_WRONLY)
@@ -40,9 +45,11 @@ tell("process")
 import torch
 import outlast
 tell("imported")
+torch.distributed.init_process_group("gloo")
 torch.manual_seed(0)
 model = torch.nn.Sequential(*[torch.nn.Linear(600, 600) for _ in range(12)])
 optimizer = torch.optim.AdamW(model.parameters())
+ddp = torch.nn.parallel.DistributedDataParallel(model)
 time.sleep(0.5)
 tell("built")
 
@@ -62,7 +69,7 @@ with outlast.session(model=model, optimizer=optimizer, every="10 steps") as sess
         if session.step == {HANG_AT} and rank == 1 and not os.path.exists(mark):
             open(mark, "w").close()
             time.sleep(1000)
-        model(batch).sum().backward()
+        ddp(batch).sum().backward()
         optimizer.step()
         optimizer.zero_grad()
         time.sleep(0.02)
@@ -83,7 +90,9 @@ class Watch:
         self.seen: list[tuple[float, list[str]]] = []
         self.job: subprocess.Popen[bytes] | None = None
         self._done: set[int] = set()
+        self.slowed = 0  # keepers whose storage was slow for a while
         self.leaving_s: list[float] = []
+        self._path = str(path)
         os.mkfifo(path)
         # Both ends are held here: the pipe lives on while no worker does.
         self._pipe = os.open(path, os.O_RDWR)
@@ -98,14 +107,33 @@ class Watch:
                     self._act(int(words[1]), int(words[2]))
 
     def _act(self, step: int, pid: int) -> None:
-        if step in self._done or step not in (KILL_AT, DRAIN_AT):
+        if step in self._done or step not in (KILL_AT, DRAIN_AT, SLOW_AT):
             return
         self._done.add(step)
+        if step == SLOW_AT:
+            threading.Thread(target=self._slow_down, name="slow", daemon=True).start()
+            return
         if step == KILL_AT:
             os.kill(pid, signal.SIGKILL)
         elif self.job is not None:
             self.job.send_signal(signal.SIGTERM)
         self.seen.append((time.time(), ["struck"]))
+
+    def _slow_down(self) -> None:
+        keepers = [one.pid for one in psutil.process_iter() if self._is_keeper(one)]
+        delay = f"inject={WRITES}:delay_exit={round(CALL_S * 1e6)}"
+        tracers = [attached(pid, ("-e", f"trace={WRITES}", "-e", delay)) for pid in keepers]
+        time.sleep(SLOW_S)
+        for tracer in tracers:
+            detach(tracer)
+        self.slowed += len(tracers)
+
+    def _is_keeper(self, process: psutil.Process) -> bool:
+        try:
+            ours = process.environ().get("STOPWATCH") == self._path
+            return ours and "outlast.keeper" in process.cmdline()
+        except psutil.Error:
+            return False
 
 
 def run(place: Path) -> tuple[Watch, list[tuple[float, float]]]:
@@ -198,8 +226,11 @@ def compared(watch: Watch, lives: list[tuple[float, float]], job: Path) -> dict[
         }
     found["left_over_s"] = {name: round(seconds, 3) for name, seconds in by_ledger.items()}
     found["whole_s"] = {"watched": round(lives[1][1] - lives[0][0], 3), "ledger": split.wall_s}
+    found["keepers_slowed"] = watch.slowed
     found["behind_the_last_line_s"] = watch.leaving_s
-    found["agree"] = all(one["agree"] for one in found.values() if "agree" in one)
+    found["agree"] = all(
+        one["agree"] for one in found.values() if isinstance(one, dict) and "agree" in one
+    )
     return found
 
 
