@@ -7,9 +7,9 @@ never in the command line, which everybody on the machine can read.
 
 A thread of its own binds the port, starts the process and says what the process says. Guarantees:
 nothing here raises into the job or is waited for by it, but for ``LEAVE_S`` at its end, and
-``TELL_S`` where people are told. A port that
-is taken is one line, and training goes on; so is a process that does not stay alive. One that dies
-is started again: it reads the ledger anew and has the numbers that it had.
+``TELL_S`` more where people are told. A port that is taken is one line, and training goes on; so is
+a process that does not stay alive. One that dies is started again: it reads the ledger anew and has
+the numbers that it had.
 
 The port is bound here and handed on, so that "taken" is known at once and never twice. Under
 torchrun a new attempt is a new worker with a new process: for as long as the one before it may
@@ -303,9 +303,8 @@ class Exporter:
         try:
             for line in iter(lambda: process.stdout.readline(_LINE_BYTES), b""):  # type: ignore[union-attr]
                 last = line.decode(errors="replace").strip()
-                if last.startswith(
-                    ("metrics.", "tell.")
-                ):  # a traceback's lines are for the last word alone
+                # A traceback's lines are for the last word alone.
+                if last.startswith(("metrics.", "tell.")):
                     say(last)
         finally:
             self.pid = None

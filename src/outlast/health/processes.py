@@ -1,6 +1,7 @@
 """What the kernel knows of processes; what workers have started, and its end.
 
-``look_at`` and ``moved`` say a process's state, what it waits in, and whether anything moves.
+``look_at`` and ``moved`` say a process's state, what it waits in, and whether anything moves;
+``oom_kills`` how many the kernel has ended because memory ran out.
 ``die_with`` binds this process to another one.
 
 ``Marks`` and ``end_leftovers`` end what is left when workers have gone. A worker's process group is
@@ -532,3 +533,22 @@ def die_with_agent() -> None:
     agent = int(os.environ.get(AGENT_VARIABLE, "0"))
     if agent:
         die_with(agent)
+
+
+def oom_kills(path: Path) -> int | None:
+    """How many processes the OOM killer has ended, as a line ``oom_kill N`` of a file says.
+
+    Args:
+        path: a control group's ``memory.oom_control`` or ``memory.events``, or ``/proc/vmstat``.
+
+    Returns:
+        None where there is no such line.
+    """
+    try:
+        for line in path.read_text().splitlines():
+            name, _, number = line.partition(" ")
+            if name == "oom_kill":
+                return int(number)
+    except (OSError, ValueError):
+        pass
+    return None

@@ -46,6 +46,7 @@ from typing import Any, Final
 from outlast.attempt.beat import BeatSeen
 from outlast.config import Settings
 from outlast.errors import StorageError
+from outlast.health.processes import oom_kills
 from outlast.launch.machines import TROUBLE_S, Machines
 from outlast.ledger.file import Ledger
 from outlast.ledger.narrator import say
@@ -132,9 +133,9 @@ class Witness:
 def _counter(root: Path) -> Callable[[], int]:
     """What reads how many processes were killed for want of memory."""
     for path in _group_files(root):
-        if _read_count(path) is not None:
-            return lambda: _read_count(path) or 0
-    return lambda: _read_count(root / "proc/vmstat") or 0
+        if oom_kills(path) is not None:
+            return lambda: oom_kills(path) or 0
+    return lambda: oom_kills(root / "proc/vmstat") or 0
 
 
 def _group_files(root: Path) -> list[Path]:
@@ -151,18 +152,6 @@ def _group_files(root: Path) -> list[Path]:
                 mount = root / "sys/fs/cgroup"
                 found += [mount / inside / "memory.events", mount / "memory.events"]
     return found
-
-
-def _read_count(path: Path) -> int | None:
-    """The line ``oom_kill N``, or None where there is none."""
-    try:
-        for line in path.read_text().splitlines():
-            name, _, number = line.partition(" ")
-            if name == "oom_kill":
-                return int(number)
-    except (OSError, ValueError):
-        pass
-    return None
 
 
 class KernelLog:

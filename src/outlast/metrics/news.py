@@ -157,7 +157,7 @@ class NewsFold:
         if one.lost_steps:
             words += f", {units.count(one.lost_steps, 'step')} done again"
         step = self._measured.step
-        lost_s = seconds + (0.0 if step is None else (one.lost_steps or 0) * step.slow_s)
+        lost_s = one.cost_s(None if step is None else step.slow_s) or 0.0
         cost = f"cost: {units.seconds(lost_s)}"
         if self._num_machines > 1:
             cost += f" of {self._num_machines} machines"

@@ -86,7 +86,9 @@ def test_an_event_is_settled_once_and_in_order():
     assert so_far.take([], now=100.0) == []
 
 
-def test_incidents_are_told_once():
+@pytest.fixture(name="so_far")
+def _so_far():
+    """A worker was lost, and its successor has made no new step yet."""
     so_far = SoFar()
     so_far.take(
         [
@@ -99,6 +101,10 @@ def test_incidents_are_told_once():
         ],
         now=50.0,
     )
+    return so_far
+
+
+def test_incidents_are_told_once(so_far):
     assert so_far.over() == []
     assert so_far.is_in_incident
     so_far.take([event(6.0, "step", 2, step=4)], now=51.0)
@@ -107,19 +113,7 @@ def test_incidents_are_told_once():
     assert not so_far.is_in_incident
 
 
-def test_the_newest_incidents_and_what_each_has_cost():
-    so_far = SoFar()
-    so_far.take(
-        [
-            event(0.0, "attempt_formed", world_size=1),
-            event(1.0, "resumed", step=0),
-            event(2.0, "step", step=5),
-            event(3.0, "worker_lost", step=6, beat_t=2.9),
-            event(4.0, "attempt_formed", 2, world_size=1),
-            event(5.0, "resumed", 2, step=3),
-        ],
-        now=50.0,
-    )
+def test_the_newest_incidents_and_what_each_has_cost(so_far):
     (still,) = so_far.newest(5)
     assert not still.closed
     assert still.cost_s(2.0, 12.9) == pytest.approx(10.0 + 3 * 2.0)

@@ -24,6 +24,7 @@ from outlast.drill.faults.fault import (
     worker,
 )
 from outlast.drill.target import Order, Target, give_order
+from outlast.health.processes import oom_kills
 
 POLL_S: Final = 0.002
 GROUPS: Final = Path("/sys/fs/cgroup")
@@ -234,11 +235,7 @@ class OomKill(Ordered):
 
 def _has_killed(group: Path) -> bool:
     """Whether the OOM killer has ended a process of a control group."""
-    for name in ("memory.oom_control", "memory.events"):
-        with contextlib.suppress(OSError):
-            counts = dict(line.split() for line in (group / name).read_text().splitlines())
-            return int(counts.get("oom_kill", 0)) > 0
-    return False
+    return any(oom_kills(group / name) for name in ("memory.oom_control", "memory.events"))
 
 
 def _memory_groups() -> Path | None:
