@@ -81,8 +81,8 @@ def as_bytes(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def bytes_of(tensor: torch.Tensor) -> memoryview:
-    """The bytes of a tensor's elements, in their order."""
-    return memoryview(as_bytes(tensor).numpy())
+    """The bytes of a tensor's elements, in their order; see :func:`array_of`."""
+    return array_of(as_bytes(tensor)).data
 
 
 class Placed(NamedTuple):
@@ -203,14 +203,18 @@ def raw(tensor: torch.Tensor) -> torch.Tensor:
 def array_of(tensor: torch.Tensor) -> np.ndarray[Any, Any]:
     """The memory of a plain tensor of integers as an array, of which torch takes no note.
 
-    Whoever uses it keeps the tensor.
+    ``tensor.numpy()`` would forbid for good that the tensor's storage is resized, and FSDP2 does
+    that to a model's own in each step. The array keeps the tensor.
     """
     width = tensor.element_size()
-    size = width * span(tensor.shape, tensor.stride())
+    memory = (ctypes.c_char * (width * span(tensor.shape, tensor.stride()))).from_address(
+        tensor.data_ptr()
+    )
+    memory.tensor = tensor
     return np.ndarray(
         tuple(tensor.shape),
         dtype=str(tensor.dtype).removeprefix("torch."),
-        buffer=memoryview((ctypes.c_char * size).from_address(tensor.data_ptr())),
+        buffer=memoryview(memory),
         strides=[stride * width for stride in tensor.stride()],
     )
 

@@ -53,6 +53,7 @@ import numpy.typing as npt
 import torch
 import xxhash
 
+from outlast.checkpoint.tensors import bytes_of
 from outlast.checkpoint.tree import PlainData
 from outlast.data.order import ids_at, scramble
 
@@ -130,8 +131,9 @@ def _places(shape: tuple[int, ...]) -> tuple[np.ndarray[Any, Any], ...]:
 def _feed(digest: Any, item: Any) -> None:
     if isinstance(item, torch.Tensor):
         digest.update(f"t{item.dtype}{tuple(item.shape)}".encode())
-        item = item.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy()
-    if isinstance(item, np.ndarray | np.generic):
+        digest.update(f"|u1({item.numel() * item.element_size()},)".encode())
+        digest.update(bytes_of(item))
+    elif isinstance(item, np.ndarray | np.generic):
         array = np.ascontiguousarray(item)
         if array.dtype.hasobject:
             raise TypeError("an array of objects has no bytes of its own")

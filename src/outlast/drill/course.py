@@ -36,7 +36,6 @@ STEPS: Final = 60
 TRAINED_S: Final = 8.0
 STUCK_S: Final = 120.0  # without a step, in a run that nothing disturbs
 RECOVERY_S: Final = 180.0  # for a disturbed one, besides what the undisturbed one took
-TAIL_LINES: Final = 6
 
 
 class DrillSetup(NamedTuple):
@@ -198,11 +197,9 @@ class Drill:
             job.start()
             end = self._to_the_end(job, label, since_s, STUCK_S, steps=steps)
         if not end.records or not RunHistory(end.records).reached():
-            lines = end.output.read_text(errors="replace").strip().splitlines()
-            said = "\n  ".join(lines[-TAIL_LINES:])
             raise ConfigError(
                 "the script does not come to the end of its first step by itself, undisturbed; "
-                f"it said:\n  {said}\nAll of it: {end.output}"
+                f"it said:{job.place.last_words()}"
             )
         return end
 
@@ -325,8 +322,9 @@ class _Striker:
                 self._planned.fault.heal(self._job)
 
     def holds(self) -> bool:
-        """Whether it has struck and is not healed, which will start what is down."""
-        return self.struck is not None and not self._is_healed and not self._ends.is_set()
+        """Whether it has struck and its time is not over, at which what is down is started."""
+        is_healed = self._is_healed or self.is_over
+        return self.struck is not None and not is_healed and not self._ends.is_set()
 
     def is_answered(self) -> bool:
         """Whether the job has made of it what it will: healed, and started again where promised.

@@ -23,7 +23,7 @@ import torch
 import xxhash
 from torch.utils._python_dispatch import _disable_current_modes
 
-from outlast.checkpoint.tensors import as_bytes, memories
+from outlast.checkpoint.tensors import bytes_of, memories
 
 DEPTH_MAX: Final = 12
 UNREADABLE: Final = "unreadable"
@@ -130,4 +130,4 @@ def _add_tensor(total: Any, tensor: torch.Tensor) -> None:
         parts = memories(tensor.detach())
     for part in parts:
         if part.numel():
-            total.update(as_bytes(part).numpy().data)
+            total.update(bytes_of(part))

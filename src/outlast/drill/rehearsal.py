@@ -134,6 +134,12 @@ class RehearsedMachine:
         self.exit_codes.append(code)
         return code
 
+    def has_left(self) -> bool:
+        """Whether its agent has ended with a word that is its last: neither drained nor killed."""
+        is_running = self._process is not None
+        code = self.exit_codes[-1] if self.exit_codes and not is_running else None
+        return code is not None and code >= 0 and code != Exit.DRAINED
+
     def _end(self, number: signal.Signals, limit_s: float) -> None:
         deadline = time.monotonic() + limit_s
         while left := self.processes():
@@ -241,7 +247,8 @@ class Rehearsal:
         for machine in self.machines:
             machine.start_if_wanted()
         runs = any(machine.agent is not None or machine.is_down for machine in self.machines)
-        self._is_over = not runs and not self.is_held()
+        has_left = all(machine.has_left() for machine in self.machines)
+        self._is_over = not runs and (has_left or not self.is_held())
 
     def wait(self, is_done: Callable[[], bool], limit_s: float) -> bool:
         """Watch until something is so; False if the job ended first, or it took too long."""

@@ -41,6 +41,7 @@ _LEFT_OUT: Final = frozenset(
     {".git", ".hg", ".venv", "venv", "__pycache__", "node_modules", ".mypy_cache", ".ruff_cache"}
 )
 _JOB: Final = "job.json"  # what a job's directory has
+_TAIL_LINES: Final = 6
 _APART: Final = ("dir", "resume", "health.notify", "notice.")  # not taken over into a drill
 
 
@@ -135,6 +136,11 @@ class Workplace:
             DRILL_VARIABLE: str(self.run),
             "PYTHONUNBUFFERED": "1",
         }
+
+    def last_words(self) -> str:
+        """The last lines of what the job has said, indented, and where all of it is."""
+        lines = self.log.read_text(errors="replace").strip().splitlines()
+        return "".join(f"\n  {line}" for line in lines[-_TAIL_LINES:]) + f"\nAll of it: {self.log}"
 
     def _settings(self, settings: Settings) -> Iterator[str]:
         rows = [row for row in config.as_rows(settings) if not row.is_default]

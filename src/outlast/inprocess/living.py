@@ -35,7 +35,7 @@ from outlast.attempt.link import Link
 from outlast.attempt.over import over
 from outlast.checkpoint import devices
 from outlast.checkpoint.plan import OWN
-from outlast.checkpoint.tensors import array_of, as_bytes, bytes_of
+from outlast.checkpoint.tensors import bytes_of
 from outlast.checkpoint.tree import DTYPE_OF, flatten, unflatten
 from outlast.data import random_state
 from outlast.errors import ConfigError
@@ -157,8 +157,7 @@ class Moment:
             if name in self._state.sent:
                 continue
             found.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
-            raw = as_bytes(local(tensor))
-            found.update(array_of(raw).data)
+            found.update(bytes_of(local(tensor)))
         return str(found.hexdigest())
 
 

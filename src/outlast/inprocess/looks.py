@@ -39,7 +39,7 @@ import xxhash
 from outlast.attempt.groups import groups
 from outlast.checkpoint.attributes import is_stock_class
 from outlast.checkpoint.plan import OWN
-from outlast.checkpoint.tensors import as_bytes, is_spread
+from outlast.checkpoint.tensors import bytes_of, is_spread
 from outlast.checkpoint.tree import encode_into
 from outlast.errors import ConfigError
 from outlast.inprocess.divided import local
@@ -474,13 +474,9 @@ def _plain(copies: Iterable[_Copies]) -> Buffers:
 def is_equal(one: Buffers, other: Buffers) -> bool:
     """Whether they hold the same, to the bit."""
     return len(one) == len(other) and all(
-        mine == its and np.array_equal(_raw(a), _raw(b))
+        mine == its and np.array_equal(bytes_of(a), bytes_of(b))
         for (mine, a), (its, b) in zip(one, other, strict=True)
     )
-
-
-def _raw(flat: torch.Tensor) -> Any:
-    return flat.cpu().view(torch.uint8).numpy()
 
 
 def with_buffers(tensors: dict[str, torch.Tensor], buffers: Buffers) -> dict[str, torch.Tensor]:
@@ -500,7 +496,7 @@ def _head_of(data: Any) -> Any:
 def _digest(digest: Any, copies: Iterable[_Copies]) -> bytes:
     for one in copies:
         digest.update(f"{one.flat.dtype} {one.flat.numel()}".encode())
-        digest.update(as_bytes(one.flat).numpy())  # a device's is waited for
+        digest.update(bytes_of(one.flat))  # a device's is waited for
     return bytes(digest.digest())
 
 

@@ -1,10 +1,12 @@
-"""A small job for ``outlast drill``: [--average] [--no-session] [--unseeded]; 400 steps, slow ones.
+"""A small job for ``outlast drill``: [--average] [--breaks] [--no-session] [--unseeded]; 400 steps, slow ones.
 
-With ``--average`` what it trains on is pulled at by an average that the session was not given.
+With ``--average`` what it trains on is pulled at by an average that the session was not given; with
+``--breaks`` it fails behind step 30 of each run but the undisturbed one.
 """
 
 import argparse
 import copy
+import os
 import time
 
 import torch
@@ -13,7 +15,7 @@ from torch import nn
 import outlast
 
 parser = argparse.ArgumentParser()
-for name in ("average", "no-session", "unseeded"):
+for name in ("average", "breaks", "no-session", "unseeded"):
     parser.add_argument(f"--{name}", action="store_true")
 given = parser.parse_args()
 
@@ -28,6 +30,9 @@ optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
 
 def train(batches):
     for x, y in batches:
+        made = sum(int(one["step"]) for one in list(optimizer.state.values())[:1])
+        if given.breaks and made == 30 and "undisturbed" not in os.getcwd():
+            raise ValueError("a bug that shows under fire")
         loss = nn.functional.mse_loss(model(x), y)
         if given.average:
             with torch.no_grad():

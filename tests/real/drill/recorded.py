@@ -150,6 +150,29 @@ def ranks():
     return model
 
 
+def divided():
+    """FSDP2, evaluated ahead of the first step: the model lies whole in memory as that begins."""
+    from torch.distributed.fsdp import fully_shard
+
+    import outlast
+
+    dist.init_process_group("gloo")
+    model = nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 1))
+    fully_shard(model)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    with outlast.session(model=model, optimizer=optimizer, every=3) as steps:
+        with torch.no_grad():
+            model(rows)
+        for x, y in steps.steps(batches()):
+            loss = nn.functional.mse_loss(model(x), y)
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+    whole = {str(at): one.full_tensor() for at, one in enumerate(model.parameters())}
+    dist.destroy_process_group()
+    return nn.ParameterDict(whole)
+
+
 def trainer():
     from transformers import Trainer, TrainingArguments
 

@@ -31,10 +31,10 @@ def command(*arguments, job=()):
     return [sys.executable, "-m", "outlast", "drill", *options, "--", str(SCRIPT), *job]
 
 
-def drill(place, *arguments, job=()):
+def drill(place, *arguments, job=(), limit_s=LIMIT_S):
     """(exit code, what it found)."""
     done = subprocess.run(
-        command(*arguments, job=job), cwd=place, capture_output=True, timeout=LIMIT_S, check=False
+        command(*arguments, job=job), cwd=place, capture_output=True, timeout=limit_s, check=False
     )
     assert done.stdout, done.stderr.decode()
     return done.returncode, json.loads(done.stdout)
@@ -61,7 +61,7 @@ def test_what_is_promised_holds_and_is_measured(place):
 
 def test_state_that_nothing_protects_breaks_a_promise(place):
     code, found = drill(place, "kill-worker", "--junit", "grades.xml", job=["--average"])
-    assert code == 1
+    assert code == 1, found
     (grade,) = found["grades"]
     broken = [one["what"] for one in grade["held"] if not one["holds"]]
     assert ["differs from step" in one for one in broken] == [True]
@@ -69,10 +69,19 @@ def test_state_that_nothing_protects_breaks_a_promise(place):
     assert "differs" in ET.parse(place / "grades.xml").getroot()[0][0].get("message")
 
 
+def test_a_job_that_gives_up_ends_its_run_though_the_fault_still_lasts(place):
+    # A run in which nothing moves is ended after more than 180 s.
+    code, found = drill(place, "slow-rank", job=["--breaks"], limit_s=150)
+    assert code == 1, found
+    (grade,) = found["grades"]
+    assert grade["exit_codes"] == [76]
+    assert not grade["survived"]
+
+
 @thorough
 def test_a_script_that_differs_from_itself_is_told_so(place):
     code, found = drill(place, "kill-worker", job=["--unseeded"])
-    assert code == 1
+    assert code == 1, found
     assert "from step 1 on" in found["differs_itself"]
 
 

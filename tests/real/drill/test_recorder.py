@@ -99,6 +99,14 @@ def test_each_rank_writes_its_own(floor, tmp_path):
     assert all(a.random != b.random for a, b in zip(one, other, strict=True))
 
 
+def test_a_model_that_is_divided_and_whole_in_turn(floor, tmp_path):
+    recorded = run(floor, tmp_path, "divided", workers=2)
+    for one in recorded.records:
+        assert len(one.steps) == 8
+        assert not one.trouble
+        assert "model.0.weight" in one.steps[0].state
+
+
 def test_an_unchanged_trainer(floor, tmp_path):
     pytest.importorskip("transformers")
     recorded = run(floor, tmp_path, "trainer")

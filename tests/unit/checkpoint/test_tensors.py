@@ -7,6 +7,7 @@ nothing, and one rank's view at a time.
 import contextlib
 import dataclasses
 import enum
+import gc
 import io
 import itertools
 import json
@@ -45,6 +46,8 @@ from outlast.checkpoint.tensors import (
     take_apart,
 )
 from outlast.checkpoint.tree import flatten, names_in_parts, tensor_names, unflatten
+from outlast.data.trail import fingerprint
+from outlast.drill.digests import digest_of
 from outlast.errors import ConfigError, StateMismatch
 from outlast.script.objects import Objects
 from outlast.storage import Directory
@@ -86,6 +89,29 @@ def assert_aligned(path):
     for name, entry in entries.items():
         if name != "__metadata__":
             assert entry["data_offsets"][0] % ITEM_BYTES[entry["dtype"]] == 0
+
+
+def _apart(value):
+    return tensors.bytes_of(value).tobytes()
+
+
+@pytest.mark.parametrize("read", [_apart, digest_of, fingerprint])
+def test_what_was_read_can_still_be_resized(read):
+    """FSDP2 gives a parameter's memory back so; tensor.numpy() would forbid it for good."""
+    value = torch.arange(6.0)
+    read(value)
+    value.untyped_storage().resize_(0)
+    assert value.untyped_storage().nbytes() == 0
+
+
+@pytest.mark.parametrize(
+    "value", [torch.arange(6)[::2], torch.empty(0, 3), torch.tensor(2.5j).conj()]
+)
+def test_bytes_keep_what_they_were_read_from(value):
+    found = tensors.bytes_of(value)
+    gc.collect()
+    assert found.tobytes() == value.resolve_conj().contiguous().numpy().tobytes()
+    assert found.nbytes == value.numel() * value.element_size()
 
 
 @pytest.mark.parametrize(("name", "dtype"), ALL_DTYPES)

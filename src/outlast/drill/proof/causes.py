@@ -230,7 +230,7 @@ def of_kernel(kernel: SuspectKernel) -> Cause:
         what=f"{kernel.name} gives other bits each time for the same inputs",
         where=kernel.where,
         write="torch.use_deterministic_algorithms(True); where that knows no other kernel, "
-        "torch.set_num_threads(1)",
+        "on a CPU, torch.set_num_threads(1)",
     )
 
 

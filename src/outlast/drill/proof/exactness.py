@@ -270,13 +270,14 @@ class ResumeDrill:
         code = run.exit_code
         if not any(record.steps for record in run.records()):
             raise ScriptFailed(
-                f"the script made no step that could be seen (exit {code}): it calls no optimizer "
-                f"of torch's, and has no session; its output is in {run.place.log}"
+                f"the script made no step that could be seen (exit {code}): it fails before, or "
+                "calls no optimizer of torch's and has no session; it said:"
+                + run.place.last_words()
             )
         if code is not None and code > 0:
             raise ScriptFailed(
-                f"the script fails without being disturbed (exit {code}); its output is in "
-                f"{run.place.log}"
+                f"the script fails without being disturbed (exit {code}); it said:"
+                + run.place.last_words()
             )
 
     def _stopped(self, at: int) -> StopTried:
@@ -289,8 +290,8 @@ class ResumeDrill:
             if code == Exit.FINISHED or has_stayed:
                 raise ScriptFailed(
                     f"notice was given behind step {at}, and the script went on to "
-                    f"{'the last step' if has_stayed else 'its end'}; its output is in "
-                    f"{run.place.log}"
+                    f"{'the last step' if has_stayed else 'its end'}; it said:"
+                    + run.place.last_words()
                 )
             run.keep()
             stop, differs = self._go_on(run, at, code, Conditions(hold_after=self._steps))

@@ -30,7 +30,7 @@ import numpy as np
 import torch
 
 from outlast.checkpoint.attributes import put_state, state_of
-from outlast.checkpoint.tensors import as_bytes
+from outlast.checkpoint.tensors import bytes_of
 from outlast.ledger.command import is_users
 
 DEPTH_MAX: Final = 6
@@ -251,7 +251,7 @@ def put(known: Mapping[int, Any], path: Path, chosen: Collection[str]) -> list[s
 def _told(value: Any) -> list[Any]:
     if isinstance(value, torch.Tensor):
         kind = str(value.dtype).removeprefix("torch.")
-        return ["tensor", kind, list(value.shape), bytes(as_bytes(value).numpy().data)]
+        return ["tensor", kind, list(value.shape), bytes(bytes_of(value))]
     if isinstance(value, np.ndarray):
         return ["array", value.dtype.str, list(value.shape), value.tobytes()]
     if isinstance(value, _GENERATORS):
