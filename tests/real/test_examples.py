@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pytest
+from safetensors.torch import load
 
 from thorough import ALL
 
@@ -92,7 +93,23 @@ def test_one_that_is_killed_ends_as_the_undisturbed_one(floor, tmp_path, example
     assert running.wait(TEST_S) == 0, running.text
     assert died.exists()
     assert re.search(r"resumed from step [1-9]", running.text), running.text
-    assert (directory / example.weights).read_bytes() == wanted
+    found = (directory / example.weights).read_bytes()
+    assert found == wanted, f"{how_far(found, wanted)}\n{running.text}\n{ledger(directory)}"
+
+
+def how_far(one, other):
+    """Which weights differ, in how many elements, and by how much at most."""
+    pairs = {name: (value, load(other)[name]) for name, value in load(one).items()}
+    return {
+        name: (int((a != b).sum()), a.numel(), float((a - b).abs().max()))
+        for name, (a, b) in pairs.items()
+        if not a.equal(b)
+    }
+
+
+def ledger(directory):
+    """What a run that ended with other bits did, to be found out from."""
+    return "\n".join(path.read_text() for path in directory.rglob("ledger.jsonl"))
 
 
 # --- those that are no job of `outlast run` -------------------------------------------------------

@@ -1,4 +1,4 @@
-"""A small job for ``outlast drill``: [--average] [--breaks] [--no-session] [--unseeded]; 400 steps, slow ones.
+"""A small job for ``outlast drill``: [--average|--breaks|--no-session|--unseeded]; 400 slow steps.
 
 With ``--average`` what it trains on is pulled at by an average that the session was not given; with
 ``--breaks`` it fails behind step 30 of each run but the undisturbed one.
@@ -6,8 +6,8 @@ With ``--average`` what it trains on is pulled at by an average that the session
 
 import argparse
 import copy
-import os
 import time
+from pathlib import Path
 
 import torch
 from torch import nn
@@ -31,7 +31,7 @@ optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
 def train(batches):
     for x, y in batches:
         made = sum(int(one["step"]) for one in list(optimizer.state.values())[:1])
-        if given.breaks and made == 30 and "undisturbed" not in os.getcwd():
+        if given.breaks and made == 30 and "undisturbed" not in Path.cwd().parts:
             raise ValueError("a bug that shows under fire")
         loss = nn.functional.mse_loss(model(x), y)
         if given.average:
