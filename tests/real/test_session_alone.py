@@ -57,6 +57,29 @@ def test_what_trackers_read_goes_with_the_session(job, monkeypatch):
     assert dict(os.environ) == before
 
 
+class Slowly:
+    """Batches that are read over again by whoever goes on from the midst of them."""
+
+    def __iter__(self):
+        for number in range(20):
+            time.sleep(0.05)
+            yield number
+
+
+def test_bringing_the_data_back_is_part_of_a_restart(job):
+    had = []
+    for until in (5, 8):
+        with outlast.session(model=torch.nn.Linear(2, 1), dir=job) as session:
+            had += list(session.steps(Slowly(), until=until))
+    assert had == list(range(8))
+    first, again = (
+        [e["catch_up_s"] for e in read_events(job) if e.event == "step" and lo < e["step"] <= hi]
+        for lo, hi in ((0, 5), (5, 8))
+    )
+    assert sum(first) == 0
+    assert sum(again) >= 5 * 0.05
+
+
 def test_misuse_is_named(job):
     with pytest.raises(ConfigError, match="did you mean every"):
         outlast.session(model=torch.nn.Linear(2, 1), dir=job, evry="5 steps")

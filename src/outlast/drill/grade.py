@@ -230,9 +230,12 @@ def _most_lost(promise: Promise, struck: Struck, run: RunEnd) -> int:
         *(e["step"] for e in run.events if e.event == "commit" and e.t <= struck.t),
     }
     whole = sorted(kept)[: -1 if promise.loses is MayLose.OLDER and len(kept) > 1 else None]
-    # Steps that are shorter than the way of a signal are completed behind the strike.
+    # Steps that are shorter than the way of a signal are completed behind the strike; and what
+    # hung may move again once it was found, until its workers have ended.
     hit = [one for one in run.records if one.begun.t < struck.t]
-    made = [s.step for one in hit for s in one.steps if s.t <= struck.t + DYING_S]
+    found = [e.t for e in run.events if e.event == struck.event == "hang" and e.t > struck.t]
+    dead_t = min(found, default=struck.t) + DYING_S
+    made = [s.step for one in hit for s in one.steps if s.t <= dead_t]
     # One more: ranks are not all at the same step when they are hit.
     return max(struck.last_step, *made, 0) - whole[-1] + 1
 

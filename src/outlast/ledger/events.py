@@ -21,8 +21,9 @@ resumed            step (0 on a first start), source ("from memory, local"), pla
 initialised        source (as it was named) of a new job's first state, digest, step, save (null
                    and "" where there are none), objects (that took it), remarks
 step               step, seconds, stalled_s, data_s (waits for batches), script_s (outside of
-                   loops), scalars (sampled; since the sample before), until (the step at which the
-                   loop ends; null where it does not say)
+                   loops), catch_up_s (the loop's data brought to where it was, after a resume),
+                   scalars (sampled; since the sample before), until (the step at which the loop
+                   ends; null where it does not say)
 session_ended      step, stalled_s (since the newest sample); rank 0's session ended well
 snapshot           step, blocked_s, bytes, reason, kind ("full" or "weights"), timings
 commit             step, durable_s, bytes, files, tier, kind, timings {part: seconds}

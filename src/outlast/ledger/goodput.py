@@ -32,7 +32,8 @@ detecting   from the last step boundary a lost worker passed (``beat_t``; withou
             last sample) until the loss was noticed. An upper bound: the lost part of the
             interrupted step is in it. What other workers lose afterwards in the same attempt
             changes nothing
-restarting  from the noticed loss, or from a later start of the job, until rank 0 has resumed
+restarting  from the noticed loss, or from a later start of the job, until rank 0 has resumed and
+            the loop's data is where it was: a sample's ``catch_up_s``
 waiting     for machines: from drained (or exit code 75) to the next start; and from the last
             sample to the next start where a machine vanished without a word
 paused      from an end of another kind to the next start: nobody wanted the job to run
@@ -550,6 +551,7 @@ class OpenTimeline:
         if event.rank != 0 or step is None or not self._lives(event):
             return
         if self.training and not self._draining:
+            self._first("restarting", number(event, "catch_up_s") or 0.0, event.t)
             self._train(
                 event.t,
                 step,

@@ -599,7 +599,12 @@ class Session:
 
     def _open(self, loader: Iterable[Any], **limits: Any) -> None:
         passage = self._passage
-        with passage.opens_loop() if passage is not None else contextlib.nullcontext():
+        goes_on = 0 < self._position.saved_loop <= self._position.loop
+        with contextlib.ExitStack() as stack:
+            if goes_on:
+                stack.enter_context(self._on.books.samples.catching_up())
+            if passage is not None:
+                stack.enter_context(passage.opens_loop())
             self._position.open(
                 *(loader, self.step),
                 books=self._on.books,

@@ -540,7 +540,7 @@ class Samples:
         self._ledger = ledger
         self._rank = rank
         self._scalars: dict[str, Any] = {}
-        self.data_s = self._stalled_s = self._script_s = 0.0
+        self.data_s = self._stalled_s = self._script_s = self._catch_up_s = 0.0
         self.until: int | None = None
         self.start(0)
 
@@ -585,6 +585,16 @@ class Samples:
             self._outside_s, self._stalled_before_s = now_s, self._stalled_s
 
     @contextlib.contextmanager
+    def catching_up(self) -> Iterator[None]:
+        """Within, ahead of a loop, its data is brought to where it was when the state was saved."""
+        self._count_outside()
+        yield
+        if self._outside_s is not None:
+            now_s = time.monotonic()
+            self._catch_up_s += now_s - self._outside_s
+            self._outside_s = now_s
+
+    @contextlib.contextmanager
     def all_stalled(self) -> Iterator[None]:
         """Within, the time is a checkpoint's, whatever else is counted in it."""
         before_s, since_s = self._stalled_s, time.monotonic()
@@ -617,11 +627,13 @@ class Samples:
             stalled_s=round(self._stalled_s, 6),
             data_s=round(self.data_s, 6),
             script_s=round(self._script_s, 6),
+            catch_up_s=round(self._catch_up_s, 6),
             scalars={name: _number(value) for name, value in self._scalars.items()},
             until=self.until,
         )
         self._sampled_s, self._sampled_step = now, step
         self.data_s = self._stalled_s = self._stalled_before_s = self._script_s = 0.0
+        self._catch_up_s = 0.0
 
 
 def _number(value: Any) -> float | str:

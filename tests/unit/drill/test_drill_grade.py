@@ -60,12 +60,19 @@ EVENTS = [
 
 
 def graded(
-    records=None, events=None, ended_with=(), price=None, struck=True, what="SIGKILL", **promised
+    records=None,
+    events=None,
+    ended_with=(),
+    price=None,
+    struck=True,
+    what="SIGKILL",
+    named="worker_lost",
+    **promised,
 ):
     return grade(
         "kill-worker",
         Promise(**{"loses": MayLose.COMMIT, **promised}),
-        Struck(what=what, t=STRUCK_T, last_step=6, event="worker_lost") if struck else None,
+        Struck(what=what, t=STRUCK_T, last_step=6, event=named) if struck else None,
         run=ended(killed() if records is None else records, events or EVENTS, ended_with),
         undisturbed=ended(run(STEPS)),
         steps=STEPS,
@@ -114,6 +121,17 @@ def test_how_many_steps_may_be_made_again(promised, first, holds):
     found = graded(killed(first), **promised)
     assert found.holds == holds, broken(found)
     assert found.lost_steps == 7 - first
+
+
+@pytest.mark.parametrize(("again_t", "holds"), [(STRUCK_T + 2.1, True), (STRUCK_T + 4, False)])
+def test_what_hung_may_move_until_its_workers_have_ended(again_t, holds):
+    """It is let go once it is found, and may complete steps before it is ended for it."""
+    records = killed()
+    for one in records[:2]:
+        one.steps += [step(number, one.steps[0].rank, t=again_t) for number in (7, 8)]
+    hung = [EVENTS[0], event("hang", STRUCK_T + 2), event("attempt_formed", STRUCK_T + 4.5)]
+    found = graded(records, hung, named="hang")
+    assert found.holds == holds, broken(found)
 
 
 def test_a_fault_that_the_ledger_does_not_name():

@@ -60,6 +60,17 @@ def test_a_kill_costs_detection_restart_and_replay():
     assert (split.steps_done, split.steps_replayed, split.attempts) == (50, 14, 2)
 
 
+def test_bringing_the_data_back_is_part_of_the_restart():
+    before = lanes(killed())
+    again = [
+        sample(10.0, 30, 2, catch_up_s=0.5) if (e.event, e.t) == ("step", 10.0) else e
+        for e in killed()
+    ]
+    after = lanes(again)
+    assert after["restarting"] == pytest.approx(before["restarting"] + 0.5)
+    assert after["replayed"] == pytest.approx(before["replayed"] - 0.5)
+
+
 def test_a_second_kill_replays_from_the_highest_mark():
     # The third attempt goes from 20 to 60 in 2 s; 32 of its 40 steps were done before.
     assert lanes(killed_twice()) == {

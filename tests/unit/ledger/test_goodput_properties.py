@@ -42,6 +42,7 @@ EVENTS = st.lists(
                 "exit_code": GARBAGE | st.sampled_from([0, 75, 76]),
                 "data_s": GARBAGE | st.floats(0, 10),
                 "script_s": GARBAGE | st.floats(0, 10),
+                "catch_up_s": GARBAGE | st.floats(0, 10),
                 "building_s": GARBAGE | st.floats(0, 10),
                 "copying_s": GARBAGE | st.floats(0, 10),
                 "age_s": GARBAGE | st.floats(0, 5000),
@@ -54,6 +55,7 @@ EVENTS = st.lists(
 )
 
 
+_SPENT = ("stalled_s", "script_s", "data_s", "catch_up_s")
 # Mostly less than a piece, so that something is left of it for the steps.
 SECONDS = st.sampled_from([0.0, 0.0, 0.125, 0.25]) | st.floats(0, 3)
 
@@ -83,7 +85,7 @@ def lives(draw):
             tell("resumed", 0, step=step, building_s=draw(SECONDS))
             for _ in range(draw(st.integers(0, 3))):
                 step += draw(st.integers(1, 10))
-                spent = {name: draw(SECONDS) for name in ("stalled_s", "script_s", "data_s")}
+                spent = {name: draw(SECONDS) for name in _SPENT}
                 tell("step", 0, step=step, **spent)
         how = draw(st.sampled_from(["lost", "drained", "ended", "vanished"]))
         if how == "lost":
