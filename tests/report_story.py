@@ -1,9 +1,9 @@
 """A made-up job of six hours, with something in every part of its report.
 
-Four machines of eight workers, a spot notice, a worker killed, a hang with stacks, a slow rank, a
-burst, two tiers, losses. Its ledger is made by a seeded chance, so it is the same each time. It is
-for tests of the page in a browser, and for the pictures in the documents, which say that it is
-made up.
+Four machines of two kinds with eight workers each, a spot notice, a worker killed, a hang with
+stacks, a slow rank, a burst, two tiers, losses. Its ledger is made by a seeded chance, so it is the
+same each time. It is for tests of the page in a browser, and for the pictures in the documents,
+which say that it is made up.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from typing import Any, Final
 
 from outlast.ledger.events import Event, encode
 from outlast.ledger.file import FILE_NAME
+from outlast.prices import PriceList, Prices
 
 START_T: Final = 1_790_000_000.0
 MACHINES: Final = ("node-1", "node-2", "node-3", "node-4")
@@ -22,7 +23,11 @@ EACH: Final = 8
 STEP_S: Final = 1.8
 SAMPLE: Final = 30  # steps
 SAVE: Final = 300
-PRICES: Final[dict[str, Any]] = {"price_spot": 12.0, "price_on_demand": 31.5}
+KINDS: Final = ("p5.48xlarge", "p5.48xlarge", "p5.48xlarge", "p4d.24xlarge")
+PRICES: Final = Prices(
+    spot=PriceList(kinds={"p5.48xlarge": 12.0, "p4d.24xlarge": 7.5}),
+    on_demand=PriceList(kinds={"p5.48xlarge": 31.5, "p4d.24xlarge": 21.9}),
+)
 _HEAD: Final = {"job": "llama-sft-7b"}
 
 
@@ -94,6 +99,8 @@ def story() -> list[Event]:
     """The ledger's events."""
     one = _Story()
     one.tell("job_started", command=["train.py"], age_s=9.0)
+    for node, kind in zip(MACHINES, KINDS, strict=True):
+        one.tell("machine", node=node, kind=kind, source="aws")
     one.t += 30
     one.form(0, "", 45.0)
     one.train(2430)

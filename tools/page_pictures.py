@@ -37,7 +37,7 @@ def main() -> None:
         job = Path(place) / "job"
         write_story(job)
         path = job / "report.html"
-        path.write_text(page(story(), job, **PRICES), encoding="utf-8")
+        path.write_text(page(story(), job, prices=PRICES), encoding="utf-8")
         for name, (width, height, scheme) in SHOWN.items():
             browser.show(width=width, height=height, scheme=scheme)
             browser.open(path.as_uri())

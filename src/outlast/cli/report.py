@@ -8,6 +8,7 @@ import itertools
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Final
 
 import click
 import msgspec
@@ -17,7 +18,7 @@ from outlast import config, units
 from outlast.errors import ConfigError, StorageError
 from outlast.ledger.clocks import steady
 from outlast.ledger.file import read_events
-from outlast.ledger.job import read_job
+from outlast.ledger.job import read_job, settings_of
 from outlast.report.facts import Facts, facts, to_json
 from outlast.report.page import page
 from outlast.report.text import (
@@ -31,6 +32,9 @@ from outlast.report.text import (
     where_time_went,
 )
 
+# What a machine may say after the end: the doctor sent it away, its cloud has said its kind.
+_LATE: Final = ("preflight", "machine")
+
 
 @click.command(name="report")
 @click.argument("directory", required=False)
@@ -42,45 +46,40 @@ def command(directory: str | None, as_json: bool, output: Path | None) -> None:
         why = "--json is for standard output" if as_json else f"{output.name} is no page"
         raise ConfigError(f"{why}: outlast report -o report.html")
     settings = config.load({"dir": directory})
-    read_job(settings.dir)  # says what is wrong when this is no job's directory
+    job = read_job(settings.dir)  # says what is wrong when this is no job's directory
+    prices = settings_of(directory, settings, job).prices
     unread: list[bool] = []
     read = read_events(settings.dir, on_unread=lambda: unread.append(True))
     with _no_collection():
         events, shift_s = steady(read)
-    # A machine that the doctor sent away has said so after the end: that is no time of the job.
-    last = next((one.event for one in reversed(events) if one.event != "preflight"), "")
+    last = next((one.event for one in reversed(events) if one.event not in _LATE), "")
     finished = last in ("job_finished", "drained")
     now = None if finished else time.time() + shift_s
-    prices = {"price_spot": settings.price_spot, "price_on_demand": settings.price_on_demand}
     if as_json:
-        click.echo(msgspec.json.encode(to_json(events, now=now, **prices)))
+        click.echo(msgspec.json.encode(to_json(events, now=now, prices=prices)))
         return
     if output is not None:
-        spot, on_demand = settings.price_spot, settings.price_on_demand
-        written = page(events, settings.dir, now=now, price_spot=spot, price_on_demand=on_demand)
-        _write(written, output)
+        _write(page(events, settings.dir, now=now, prices=prices), output)
         return
     console = Paper(highlight=False, soft_wrap=True)
-    job = facts(events, now=now, **prices)
+    told = facts(events, now=now, prices=prices)
     # What is being written just now is not whole yet.
-    num_unread = 0 if job.state.startswith("running") else len(unread)
-    for line in summary_lines(job, now=now, num_unread=num_unread):
+    num_unread = 0 if told.state.startswith("running") else len(unread)
+    for line in summary_lines(told, now=now, num_unread=num_unread):
         console.print(line)
-    _tell_what_went_wrong(console, job)
+    _tell_what_went_wrong(console, told)
     if events:
         console.print("[bold]where the time went[/]")
         width = 20 if console.is_terminal else 0
-        for line in where_time_went(
-            job.workers, machines=job.machines, price=job.price, bar_width=width
-        ):
+        for line in where_time_went(told.workers, money=told.money, bar_width=width):
             console.print(Text("  ").append(line))
-    if told := breakdown_lines(job):
+    if lines := breakdown_lines(told):
         console.print("[bold]attempts, machines and tiers[/]")
-        for line in told:
+        for line in lines:
             console.print(line)
-    if job.forecast is not None:
+    if told.forecast is not None:
         console.print("[bold]predicted and measured[/]")
-        for line in forecast_lines(job):
+        for line in forecast_lines(told):
             console.print(line)
     console.print(f"Next: outlast checkpoints list {Path(directory or settings.dir)}")
 

@@ -30,7 +30,7 @@ def _report(tmp_path_factory):
     job = tmp_path_factory.mktemp("story") / "job"
     write_story(job)
     path = job / "report.html"
-    path.write_text(page(story(), job, **PRICES), encoding="utf-8")
+    path.write_text(page(story(), job, prices=PRICES), encoding="utf-8")
     assert path.stat().st_size < MOST_BYTES
     return path.as_uri()
 
