@@ -193,23 +193,30 @@ def _compared(directories: tuple[str, ...]) -> tuple[list[ComparedJob], dict[str
             found[given] = one
         except OutlastError as error:
             left_out[given] = str(error)
+        except OSError as error:
+            left_out[given] = f"its ledger cannot be read: {error.strerror or error}"
     if len(found) < 2:
         raise ConfigError(f"fewer than two of these are jobs: {'; '.join(left_out.values())}")
     same_step = min(filter(None, steps), default=0)
-    jobs = []
-    for name, (given, one) in zip(names_of(list(map(Path, found))), found.items(), strict=True):
-        events, now, num_unread = _read(one.directory)
-        last_t = max((event.t for event in events), default=0.0)
-        jobs.append(
-            compared(
-                *(name, Path(given), one.job, events),
-                same_step=same_step,
-                age_s=None if now is None else now - last_t,
-                prices=one.prices,
-                num_unread=num_unread,
-            )
-        )
+    names = names_of(list(map(Path, found)))
+    jobs = [
+        _folded(name, given, one, same_step)
+        for name, (given, one) in zip(names, found.items(), strict=True)
+    ]
     return jobs, left_out
+
+
+def _folded(name: str, given: str, found: _Found, same_step: int) -> ComparedJob:
+    """One job of several; its events are let go when this returns."""
+    events, now, num_unread = _read(found.directory)
+    last_t = max((event.t for event in events), default=0.0)
+    return compared(
+        *(name, Path(given), found.job, events),
+        same_step=same_step,
+        age_s=None if now is None else now - last_t,
+        prices=found.prices,
+        num_unread=num_unread,
+    )
 
 
 def _tables(jobs: Sequence[ComparedJob], width: int | None) -> list[Table]:

@@ -20,6 +20,7 @@ may have died weeks ago without a word, and what nobody ran would be all that is
 
 from __future__ import annotations
 
+import bisect
 import math
 import statistics
 from collections import Counter
@@ -31,7 +32,7 @@ import msgspec
 
 from outlast import units
 from outlast.ledger.events import Event
-from outlast.ledger.goodput import PARTS, Goodput, in_order, splits_at, whole
+from outlast.ledger.goodput import PARTS, Goodput, OrderedEvents, in_order, split, whole
 from outlast.ledger.incidents import Incident
 from outlast.ledger.job import Job
 from outlast.ledger.measured import Measured, TierTime
@@ -200,7 +201,7 @@ def compared(
         num_unread: lines of its ledger that could not be read.
     """
     ordered = in_order(events)
-    job = facts(ordered, prices=prices)
+    job = facts(ordered, prices=prices, simulates=False)
     done = job.workers
     held_s = _of_the_job(done, done.held)
     measured = Measured(ordered)
@@ -286,14 +287,15 @@ def _reached(ordered: Sequence[Event], step: int, prices: Prices) -> ReachedStep
     reached_t = _reached_t(ordered, step)
     if reached_t is None:
         return None
-    split = splits_at(ordered, [reached_t])[0]
-    paid = money(split, kinds_of(ordered), prices)
+    until = bisect.bisect_right(ordered, reached_t, key=lambda event: event.t)
+    spent = split(OrderedEvents(ordered[:until]), reached_t)
+    paid = money(spent, kinds_of(ordered), prices)
     return ReachedStep(
         step=step,
-        wall_s=split.workers.wall_s,
-        machine_s=split.machines.held,
+        wall_s=spent.workers.wall_s,
+        machine_s=spent.machines.held,
         cost=None if paid is None else paid.cost,
-        attempts=split.workers.attempts,
+        attempts=spent.workers.attempts,
     )
 
 

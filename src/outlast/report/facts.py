@@ -132,6 +132,7 @@ def facts(
     *,
     now: float | None = None,
     prices: Prices = NO_PRICES,
+    simulates: bool = True,
 ) -> Facts:
     """Compute what reports say.
 
@@ -139,6 +140,7 @@ def facts(
         events: the ledger, in any order.
         now: wall-clock time up to which a job that has not finished is counted.
         prices: of machines.
+        simulates: whether there are a forecast and storms; they take as long as all the rest.
     """
     ordered = in_order(events)
     spent, found = split(ordered, now), incidents(ordered)
@@ -151,7 +153,7 @@ def facts(
     slow = slow_ranks(ordered)
     rest = [event for event in ordered if event.event != "step"]  # most of a long ledger
     committed = [whole(event) or 0 for event in rest if event.event == "commit"]
-    foreseen = forecast(ordered, machines, found)
+    foreseen = forecast(ordered, machines, found) if simulates else None
     kinds = kinds_of(rest)
     return Facts(
         job=ordered[-1].job if ordered else "",

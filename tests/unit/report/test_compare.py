@@ -382,9 +382,13 @@ def test_what_is_no_job_is_left_out_and_said(stories, tmp_path):
     text = run(*stories, tmp_path / "nothing", "--compare")
     assert "spot/llama-sft has 1 line in its ledger that cannot be read" in text
     assert f"nothing is left out: {tmp_path}/nothing is not a job's directory" in text
-    data = json.loads(run(*stories[:2], tmp_path / "nothing", "--compare", "--json"))
+    unreadable = tmp_path / "unreadable"
+    (unreadable / FILE_NAME).mkdir(parents=True)
+    (unreadable / "job.json").write_bytes(msgspec.json.encode(Job(id="u")))
+    data = json.loads(run(*stories[:2], tmp_path / "nothing", unreadable, "--compare", "--json"))
     assert len(data["jobs"]) == 2
-    assert list(data["left_out"]) == [str(tmp_path / "nothing")]
+    assert list(data["left_out"]) == [str(tmp_path / "nothing"), str(unreadable)]
+    assert data["left_out"][str(unreadable)] == "its ledger cannot be read: Is a directory"
 
 
 @pytest.mark.parametrize(
