@@ -545,12 +545,19 @@ def _settings(jobs: Sequence[ComparedJob]) -> list[CompareRow]:
     keys = dict.fromkeys(key for one in known for key in one.settings if key not in _HERE)
     rows = []
     for key in keys:
-        if len({one.settings.get(key) for one in known}) > 1:
-            # Of a version without it, and set to nothing, read differently.
-            cells = [one.settings.get(key, "not there") or "none" for one in known]
-            told = iter(cells)
-            rows.append(_told(key, (next(told) if one.settings else "" for one in jobs)))
+        cells = [_setting(one, key) if one.settings else "" for one in jobs]
+        if len(set(filter(None, cells))) > 1:
+            rows.append(_told(key, cells))
     return rows
+
+
+def _setting(job: ComparedJob, key: str) -> str:
+    """Its value, in which the job's own place is no difference."""
+    if key not in job.settings:  # another version
+        return "not there"
+    place = job.settings.get("dir")
+    value = job.settings[key]
+    return (value.replace(place, "JOB") if place else value) or "none"
 
 
 def _different(name: str, cells: list[str]) -> list[CompareRow]:
@@ -562,7 +569,7 @@ def _count(value: float) -> str:
 
 
 def _amount(value: float) -> str:
-    return f"{value:,.2f}"
+    return f"{value:,.2f}" if abs(value) >= 0.1 or not value else f"{value:.2g}"
 
 
 def _percent(value: float) -> str:

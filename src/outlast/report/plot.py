@@ -16,7 +16,7 @@ from outlast import units
 from outlast.report.chart import Tick, round_step
 
 WIDTH: Final = 720
-LEFT: Final = 78  # room for six large letters: on a phone
+LETTER: Final = 11  # pixels of width, where letters are largest: on a phone
 RIGHT: Final = 12
 TOP: Final = 10
 BOTTOM: Final = 40
@@ -62,7 +62,7 @@ class Plot(msgspec.Struct, frozen=True, kw_only=True):
     x_label: str
     width: int = WIDTH
     height: int = HEIGHT
-    left: int = LEFT
+    left: int
     right: int = WIDTH - RIGHT
     top: int = TOP
     bottom: int = HEIGHT - BOTTOM
@@ -120,8 +120,11 @@ def plot(
     across = x or Span.over(one[0] for *_, points in shown for one in points)
     up = Span.over((one[1] for *_, points in shown for one in points), from_zero=from_zero)
 
+    heights = [(value, y_words(value)) for value in rounds(up)]
+    left = 12 + LETTER * max((len(words) for _, words in heights), default=0)
+
     def at_x(value: float) -> float:
-        return round(LEFT + across.part(value) * (WIDTH - LEFT - RIGHT), 1)
+        return round(left + across.part(value) * (WIDTH - left - RIGHT), 1)
 
     def at_y(value: float) -> float:
         return round(HEIGHT - BOTTOM - up.part(value) * (HEIGHT - TOP - BOTTOM), 1)
@@ -141,8 +144,9 @@ def plot(
             if 0 <= across.part(value) <= 1
         ],
         x_ticks=[Tick(at_x(value), words) for value, words in x_ticks(across)],
-        y_ticks=[Tick(at_y(value), y_words(value)) for value in rounds(up)],
+        y_ticks=[Tick(at_y(value), words) for value, words in heights],
         x_label=x_label,
+        left=left,
     )
 
 

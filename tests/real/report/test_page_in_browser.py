@@ -65,6 +65,26 @@ def test_the_report_of_a_job_with_every_trouble(browser, report):
     assert 1 < browser.printed_pages() <= MOST_SHEETS
 
 
+# Words of a picture that begin before it does, or end behind it.
+CUT_OFF = """[...document.querySelectorAll("svg text")].filter(one => {
+  const words = one.getBoundingClientRect(), all = one.closest("svg").getBoundingClientRect();
+  return words.left < all.left - 0.5 || words.right > all.right + 0.5
+}).map(one => one.textContent)"""
+
+
+def test_no_words_of_a_picture_are_cut_off(browser, report, tmp_path):
+    jobs = map(str, write_stories(tmp_path))
+    path = tmp_path / "compare.html"
+    result = CliRunner().invoke(command, [*jobs, "--compare", "-o", str(path)])
+    assert result.exit_code == 0, result.output
+    for url in (report, path.as_uri()):
+        for width in (1100, 390):
+            browser.show(width=width, scheme="light")
+            browser.open(url)
+            assert browser.run("document.querySelectorAll('svg text').length") > 10
+            assert browser.run(CUT_OFF) == []
+
+
 def test_three_jobs_and_twenty_four_compared(browser, tmp_path):
     jobs = write_stories(tmp_path)
     more = [tmp_path / f"copy-{n}" / "llama-sft" for n in range(21)]

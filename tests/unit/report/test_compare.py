@@ -181,6 +181,18 @@ def test_a_setting_that_another_version_does_not_have():
     assert row == ("price.kind", ["none", "not there"], frozenset())
 
 
+def test_that_each_job_lies_in_its_own_place_is_no_difference():
+    settings = {
+        place: {"dir": place, "tier.local": f"{place}/checkpoints"} for place in ("/a", "/b")
+    }
+    jobs = [one_of(place, quick(), 0, 1, own) for place, own in settings.items()]
+    assert not [one for one in sections(jobs) if one.name == "settings that differ"]
+    settings["/b"]["tier.local"] = "/nvme/checkpoints"
+    jobs = [one_of(place, quick(), 0, 1, own) for place, own in settings.items()]
+    row = rows_of(jobs)["settings that differ", "tier.local"]
+    assert row.cells == ["JOB/checkpoints", "/nvme/checkpoints"]
+
+
 NEWER = {"new": {"price.kind": "", "a": "1"}, "old": {"a": "1"}}
 
 
@@ -373,6 +385,13 @@ def test_figures_are_those_of_each_jobs_own_report(stories):
         assert one["money"]["cost"] == pytest.approx(alone["cost"])
         assert one["money"]["saved"] == pytest.approx(alone["cost_saved"])
         assert sum(kind["num"] for kind in one["incidents"].values()) == len(alone["incidents"])
+
+
+def test_a_report_has_the_prices_that_the_job_was_begun_with(stories, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert json.loads(run(stories[0], "--json"))["cost"] == pytest.approx(248.31, abs=0.01)
+    (tmp_path / "outlast.toml").write_text("[price]\nspot = 0\n")
+    assert json.loads(run(stories[0], "--json"))["cost"] == 0.0
 
 
 def test_what_is_no_job_is_left_out_and_said(stories, tmp_path):
