@@ -81,7 +81,7 @@ def command(
     _report(directories[0] if directories else None, as_json=as_json, output=output)
 
 
-class _Found(NamedTuple):
+class _ReportedJob(NamedTuple):
     """A job that was found: who it is, and its prices."""
 
     directory: Path
@@ -89,14 +89,14 @@ class _Found(NamedTuple):
     prices: Prices
 
 
-def _find(directory: str | None) -> _Found:
+def _find(directory: str | None) -> _ReportedJob:
     """Find a job; says what is wrong when this is no job's directory."""
     settings = config.load({"dir": directory})
     job = read_job(settings.dir)
-    return _Found(settings.dir, job, settings_of(directory, settings, job).prices)
+    return _ReportedJob(settings.dir, job, settings_of(directory, settings, job).prices)
 
 
-class _Read(NamedTuple):
+class _ReadLedger(NamedTuple):
     """A ledger that was read; ``now`` is None for a job that is over."""
 
     events: list[Event]
@@ -104,14 +104,14 @@ class _Read(NamedTuple):
     num_unread: int
 
 
-def _read(directory: Path) -> _Read:
+def _read(directory: Path) -> _ReadLedger:
     unread: list[bool] = []
     read = read_events(directory, on_unread=lambda: unread.append(True))
     with _no_collection():
         events, shift_s = steady(read)
     last = next((one.event for one in reversed(events) if one.event not in _LATE), "")
     finished = last in ("job_finished", "drained")
-    return _Read(events, None if finished else time.time() + shift_s, len(unread))
+    return _ReadLedger(events, None if finished else time.time() + shift_s, len(unread))
 
 
 def _report(directory: str | None, *, as_json: bool, output: Path | None) -> None:
@@ -183,7 +183,7 @@ def _compared(directories: tuple[str, ...]) -> tuple[list[ComparedJob], dict[str
     twice = next((str(place) for place, num in places.items() if num > 1), "")
     if twice:
         raise ConfigError(f"{twice} was given twice; give each job once")
-    found: dict[str, _Found] = {}
+    found: dict[str, _ReportedJob] = {}
     steps, left_out = [], {}
     for given in directories:
         try:
@@ -206,7 +206,7 @@ def _compared(directories: tuple[str, ...]) -> tuple[list[ComparedJob], dict[str
     return jobs, left_out
 
 
-def _folded(name: str, given: str, found: _Found, same_step: int) -> ComparedJob:
+def _folded(name: str, given: str, found: _ReportedJob, same_step: int) -> ComparedJob:
     """One job of several; its events are let go when this returns."""
     events, now, num_unread = _read(found.directory)
     last_t = max((event.t for event in events), default=0.0)
