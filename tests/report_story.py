@@ -1,9 +1,9 @@
 """A made-up job of six hours, with something in every part of its report.
 
-Four machines of eight workers, a spot notice, a worker killed, a hang with stacks, a slow rank, a
-burst, two tiers, losses. Its ledger is made by a seeded chance, so it is the same each time. It is
-for tests of the page in a browser, and for the pictures in the documents, which say that it is
-made up.
+Four machines of two kinds with eight workers each, a spot notice, a worker killed, a hang with
+stacks, a slow rank, a burst, two tiers, losses. Its ledger is made by a seeded chance, so it is the
+same each time. It is for tests of the page in a browser, and for the pictures in the documents,
+which say that it is made up.
 """
 
 from __future__ import annotations
@@ -13,8 +13,12 @@ import random
 from pathlib import Path
 from typing import Any, Final
 
+import msgspec
+
 from outlast.ledger.events import Event, encode
 from outlast.ledger.file import FILE_NAME
+from outlast.ledger.job import Job
+from outlast.prices import PriceList, Prices
 
 START_T: Final = 1_790_000_000.0
 MACHINES: Final = ("node-1", "node-2", "node-3", "node-4")
@@ -22,22 +26,27 @@ EACH: Final = 8
 STEP_S: Final = 1.8
 SAMPLE: Final = 30  # steps
 SAVE: Final = 300
-PRICES: Final[dict[str, Any]] = {"price_spot": 12.0, "price_on_demand": 31.5}
-_HEAD: Final = {"job": "llama-sft-7b"}
+KINDS: Final = ("p5.48xlarge", "p5.48xlarge", "p5.48xlarge", "p4d.24xlarge")
+PRICES: Final = Prices(
+    spot=PriceList(kinds={"p5.48xlarge": 12.0, "p4d.24xlarge": 7.5}),
+    on_demand=PriceList(kinds={"p5.48xlarge": 31.5, "p4d.24xlarge": 21.9}),
+)
 
 
 class _Story:
-    def __init__(self) -> None:
+    def __init__(self, job: str = "llama-sft-7b", seed: int = 7) -> None:
         self.events: list[Event] = []
+        self._job = job
         self.t = 0.0
         self.attempt = 0
         self.step = 0
-        self._chance = random.Random(7)
+        self._chance = random.Random(seed)
 
     def tell(self, name: str, **said: Any) -> None:
         """An event; ``node`` and ``rank`` are those of its head."""
         self.events.append(
             Event(
+                job=self._job,
                 t=START_T + self.t,
                 mono=self.t,
                 attempt=0 if name == "job_started" else self.attempt,
@@ -45,7 +54,6 @@ class _Story:
                 rank=said.pop("rank", None),
                 event=name,
                 fields=said,
-                **_HEAD,
             )
         )
 
@@ -94,6 +102,8 @@ def story() -> list[Event]:
     """The ledger's events."""
     one = _Story()
     one.tell("job_started", command=["train.py"], age_s=9.0)
+    for node, kind in zip(MACHINES, KINDS, strict=True):
+        one.tell("machine", node=node, kind=kind, source="aws")
     one.t += 30
     one.form(0, "", 45.0)
     one.train(2430)
@@ -151,10 +161,42 @@ def story() -> list[Event]:
     return one.events
 
 
-def write_story(directory: Path) -> None:
+def calm_story() -> list[Event]:
+    """The same job on machines that are not taken back, of one kind, without any trouble."""
+    one = _Story("llama-sft-7b-calm", 8)
+    one.tell("job_started", command=["train.py"], age_s=9.0)
+    for node in MACHINES:
+        one.tell("machine", node=node, kind="p4d.24xlarge", source="price.kind")
+    one.t += 30
+    one.form(0, "", 45.0)
+    one.train(10_500, 1.12)
+    one.tell("session_ended", rank=0, step=10_500, stalled_s=3.0)
+    one.t += 12
+    one.tell("job_finished", exit_code=0, reason="all steps are done")
+    return one.events
+
+
+def write_stories(root: Path) -> list[Path]:
+    """Three jobs to be compared: on spot, on demand and calm, and one that is not over."""
+    spot = {"price.spot": str(PRICES.spot), "price.on_demand": str(PRICES.on_demand)}
+    on_demand = {"price.on_demand": spot["price.on_demand"], "checkpoint.every": "30 min"}
+    told = {"restart.failures": "3"}
+    jobs = {
+        "spot/llama-sft": (story(), spot | {"checkpoint.every": "auto"}),
+        "on-demand/llama-sft": (calm_story(), on_demand),
+        "llama-sft-2": (story()[:240], spot | {"checkpoint.every": "5 min", "peer.replicas": "2"}),
+    }
+    for name, (events, settings) in jobs.items():
+        write_story(root / name, events)
+        job = Job(id=events[0].job, settings={"peer.replicas": "auto"} | told | settings)
+        (root / name / "job.json").write_bytes(msgspec.json.encode(job))
+    return [root / name for name in jobs]
+
+
+def write_story(directory: Path, events: list[Event] | None = None) -> None:
     """A job's directory with this ledger, and the stacks of its hang."""
     stacks = directory / "hangs" / "one"
     stacks.mkdir(parents=True)
     lines = 'File "train.py", line 118 in step\n  File "train.py", line 140 in main\n'
     (stacks / "rank-26.txt").write_text(f"Thread 0x1 (most recent call first):\n  {lines}")
-    (directory / FILE_NAME).write_bytes(b"".join(map(encode, story())))
+    (directory / FILE_NAME).write_bytes(b"".join(map(encode, events or story())))

@@ -32,6 +32,7 @@ import msgspec
 
 from outlast import units
 from outlast.errors import ConfigError, nearest
+from outlast.prices import PriceList, Prices, parse_kind, parse_prices
 from outlast.tiers import Tier, parse_directory, parse_keep, parse_tiers
 from outlast.units import reader
 
@@ -207,10 +208,12 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     tell_per_hour: Annotated[int, Setting(12, parse_per_hour)]
     """Messages an hour, at most; what is not told is counted in the next one."""
 
-    price_spot: Annotated[float | None, Setting(None, parse_price)]
-    """Price of a spot machine per hour, or None."""
-    price_on_demand: Annotated[float | None, Setting(None, parse_price)]
-    """Price of an on-demand machine per hour, or None."""
+    price_spot: Annotated[PriceList, Setting("", parse_prices, str)]
+    """Price of a spot machine per hour: one for all, or one for each kind of machine."""
+    price_on_demand: Annotated[PriceList, Setting("", parse_prices, str)]
+    """The same of an on-demand machine."""
+    price_kind: Annotated[str | None, Setting("auto", parse_machine_kind)]
+    """What kind of machine this is, as the prices name it; None: as its platform says."""
 
     workers_warm: Annotated[bool, Setting(True, parse_bool)]
     """Whether workers are forked from a process that has imported everything."""
@@ -243,6 +246,11 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         """The first tier that is a directory; ``<dir>/checkpoints`` if none is."""
         directories = (Path(tier.url) for tier in self.tiers if tier.kind == "directory")
         return next(directories, self.dir / "checkpoints")
+
+    @property
+    def prices(self) -> Prices:
+        """What machines cost."""
+        return Prices(spot=self.price_spot, on_demand=self.price_on_demand)
 
 
 # --- how each is read -----------------------------------------------------------------------------
@@ -543,7 +551,7 @@ parse_port: Final = _whole(
 parse_least: Final = _one_of(*SEVERITIES, problem="is not a severity")
 parse_group: Final = _seconds(0.0, 3600.0, 'is not a stretch of time; write "30 s", up to 1 h')
 parse_per_hour: Final = _whole(2, "is not a number of messages; write 2 to 1000", 1000)
-parse_price: Final = _at_least(0, "is not a price per machine and hour; write a number like 0.70")
+parse_machine_kind: Final = _or_auto(parse_kind)
 parse_straggler: Final = _one_of(
     "report",
     "notify",

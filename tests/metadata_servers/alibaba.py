@@ -21,6 +21,7 @@ from outlast.drill.metadata_server import (
 
 RELEASE_PATH: Final = "/latest/meta-data/instance/spot/termination-time"
 ZONE_PATH: Final = "/latest/meta-data/zone-id"
+KIND_PATH: Final = "/latest/meta-data/instance/instance-type"
 
 
 class AlibabaMetadataServer(MetadataServer):
@@ -73,6 +74,8 @@ class AlibabaMetadataServer(MetadataServer):
             return MetadataAnswer(403)
         if asked.path == ZONE_PATH:
             return MetadataAnswer(200, b"cn-hangzhou-i")
+        if asked.path == KIND_PATH and self.kind:
+            return MetadataAnswer(200, self.kind.encode())
         if asked.path != RELEASE_PATH or self._release is None:
             return MetadataAnswer(404)
         return MetadataAnswer(200, self._release)

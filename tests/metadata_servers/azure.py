@@ -20,9 +20,11 @@ from outlast.drill.metadata_server import IncomingRequest, MetadataAnswer, Metad
 
 EVENTS_PATH: Final = "/metadata/scheduledevents"
 COMPUTE_PATH: Final = "/metadata/instance/compute"
+KIND_PATH: Final = "/metadata/instance/compute/vmSize"
 _VERSIONS: Final = {
     EVENTS_PATH: ("2019-08-01", "2020-07-01"),
     COMPUTE_PATH: ("2020-09-01", "2021-02-01"),
+    KIND_PATH: ("2020-09-01", "2021-02-01"),
 }
 _JSON: Final = (("Content-Type", "application/json; charset=utf-8"),)
 
@@ -106,6 +108,9 @@ class AzureMetadataServer(MetadataServer):
             return MetadataAnswer(400, b'{"error":"Bad request. api-version is invalid"}')
         if asked.path == COMPUTE_PATH:
             return self._compute(asked)
+        if asked.path == KIND_PATH:
+            is_text = asked.query.get("format") == ["text"]
+            return MetadataAnswer(200, self.kind.encode()) if is_text else MetadataAnswer(400)
         self._switch_on()
         if asked.method == "POST":
             return self._approved(asked.body)

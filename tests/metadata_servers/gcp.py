@@ -19,6 +19,7 @@ from outlast.drill.metadata_server import IncomingRequest, MetadataAnswer, Metad
 _ROOT: Final = "/computeMetadata/v1/instance/"
 PREEMPTED_PATH: Final = _ROOT + "preempted"
 MAINTENANCE_PATH: Final = _ROOT + "maintenance-event"
+KIND_PATH: Final = _ROOT + "machine-type"
 STOP_PATH: Final = _ROOT + "shutdown-details/stop-state"
 
 
@@ -75,6 +76,9 @@ class GcpMetadataServer(MetadataServer):
         flavor = ("Metadata-Flavor", "Google")
         if asked.method != "GET":
             return MetadataAnswer(405, b"", (("Allow", "GET"), flavor))
+        if asked.path == KIND_PATH and self.kind:
+            said = f"projects/4711/machineTypes/{self.kind}"
+            return MetadataAnswer(200, said.encode(), (flavor,))
         if asked.path not in self._values:
             return MetadataAnswer(404, b"", (flavor,))
         if asked.query.get("wait_for_change") == ["true"] and self.waits:

@@ -23,6 +23,7 @@ class TencentMetadataServer(MetadataServer):
     software = "nginx"
     path = TENCENT_PATH
     about = ("/latest/meta-data/instance-id", b"ins-3g445roi")
+    kind_path = "/latest/meta-data/instance/instance-type"
 
     def __init__(self, clock: Callable[[], float] = time.time) -> None:
         super().__init__(clock)
@@ -48,6 +49,8 @@ class TencentMetadataServer(MetadataServer):
             return MetadataAnswer(405, b"", (("Allow", "GET"),))
         if asked.path == self.about[0]:
             return MetadataAnswer(200, self.about[1])
+        if asked.path == self.kind_path and self.kind:
+            return MetadataAnswer(200, self.kind.encode())
         if asked.path != self.path or self._due is None:
             return MetadataAnswer(404)
         return MetadataAnswer(200, self._due)
@@ -58,6 +61,7 @@ class VolcengineMetadataServer(TencentMetadataServer):
 
     path = VOLCENGINE_PATH
     about = ("/latest/region_id", b"ap-southeast-1")
+    kind_path = "/latest/instance_type_id"
 
     def _written(self, t: float) -> str:
         return stamp(t)

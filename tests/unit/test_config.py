@@ -6,10 +6,12 @@ from pathlib import Path
 import hypothesis.strategies as st
 import pytest
 from hypothesis import given
+from unit_prices import priced
 
 from outlast import config
 from outlast.config import Every, load, parse_every
 from outlast.errors import ConfigError
+from outlast.prices import PriceList
 from outlast.tiers import Tier
 
 
@@ -50,7 +52,7 @@ def test_defaults():
     assert (settings.notice_platform, settings.notice_base_url) == ("auto", "")
     assert settings.notice_grace_s is None
     assert settings.notice_requeue is False
-    assert (settings.price_spot, settings.price_on_demand) == (None, None)
+    assert (settings.price_spot, settings.price_on_demand) == (PriceList(), PriceList())
     assert set(settings.origin.values()) == {"default"}
     assert set(settings.origin) == {*config.SETTINGS, "tier"}
 
@@ -113,6 +115,7 @@ CASES = {
     "metrics.textfile": ("/a.prom", "/b.prom", "/c.prom", lambda s: str(s.metrics_textfile)),
     "price.spot": ("1.5", "2.5", "3.5", lambda s: str(s.price_spot)),
     "price.on_demand": ("1.5", "2.5", "3.5", lambda s: str(s.price_on_demand)),
+    "price.kind": ("a", "b", "c", lambda s: str(s.price_kind)),
     "health.straggler": ("replace", "leave out", "report", lambda s: s.health_straggler),
     "health.notify": ("a", "b", "c", lambda s: " ".join(s.health_notify)),
     "workers.warm": ("true", "false", "true", lambda s: str(s.workers_warm).lower()),
@@ -192,7 +195,7 @@ def test_the_documented_file_is_read_but_for_what_is_not_there_yet():
     )
     settings = load(environ={})
     assert settings.checkpoints_dir == Path("/mnt/nvme/job")
-    assert (settings.price_spot, settings.price_on_demand) == (0.70, 1.00)
+    assert settings.prices == priced(0.70, 1.00)
 
 
 def test_the_page_of_settings_shows_each_with_its_default():
@@ -200,8 +203,8 @@ def test_the_page_of_settings_shows_each_with_its_default():
     block = page.partition("```toml\n")[2].partition("```")[0]
     shown = load(environ={}, file=write(block))
     assert {key for key, name in shown.origin.items() if name == "default"} == set()
-    for key, (attribute, setting) in config.SETTINGS.items():
-        if setting.default is not None:
+    for key, (attribute, _) in config.SETTINGS.items():
+        if key not in ("price.spot", "price.on_demand"):  # which have none
             default = getattr(load(environ={}, file=write("")), attribute)
             assert (key, getattr(shown, attribute)) == (key, default)
 
@@ -378,8 +381,12 @@ GOOD = [
     ("peer.rate", "1.5 GB/s", "peer_rate_bytes", 1.5e9),
     ("peer.rate", "200MB/s", "peer_rate_bytes", 2e8),
     ("peer.tls_ca", "", "peer_tls_ca", None),
-    ("price.spot", 0, "price_spot", 0.0),
-    ("price.spot", "0.70", "price_spot", 0.7),
+    ("price.spot", 0, "price_spot", PriceList(other=0.0)),
+    ("price.spot", "0.70", "price_spot", PriceList(other=0.7)),
+    ("price.spot", {"p5": 12}, "price_spot", PriceList(kinds={"p5": 12.0})),
+    ("price.spot", "p5=12, other=.7", "price_spot", PriceList(kinds={"p5": 12.0}, other=0.7)),
+    ("price.kind", "auto", "price_kind", None),
+    ("price.kind", " p5.48xlarge", "price_kind", "p5.48xlarge"),
     ("dir", Path("x"), "dir", None),
 ]
 
@@ -485,7 +492,12 @@ BAD = [
     *(("health.window", value, "from 10 to 10000") for value in (9, 1.5, True, "x")),
     *(("health.settle", value, "from 1 to") for value in (0, -1, "2 steps")),
     *(("health.factor", value, "a factor from 1 on") for value in (0.5, "x", "nan", "inf", True)),
-    *(("price.spot", value, "write a number like 0.70") for value in (-1, "x", "nan", "inf", True)),
+    *(
+        ("price.spot", value, "write a number like 0.70")
+        for value in (-1, "x", "nan", "inf", True, "p5=-1", {"p5": "x"}, "p5=1, p5=2", [1])
+    ),
+    ("price.spot", "p 5=1", "'p 5' is not a kind of machine"),
+    *(("price.kind", value, "is not a kind of machine") for value in ("", 5, "a=b", "x" * 101)),
 ]
 
 
@@ -552,6 +564,7 @@ def test_rows_for_explain():
         "tell.per_hour": ("12", "default"),
         "price.spot": ("0.5", "argument"),
         "price.on_demand": ("", "default"),
+        "price.kind": ("auto", "default"),
         "health.straggler": ("report", "default"),
         "health.notify": ("", "default"),
         "workers.warm": ("true", "default"),
@@ -603,7 +616,8 @@ IN_FORCE = {
     "health.hang": "90 min",
     "health.factor": "2.5",
     "restart.window": "36 h",
-    "price.spot": "0.7",
+    "price.spot": "p5.48xlarge=12.345678, other=0.7",
+    "price.kind": "p5.48xlarge",
 }
 
 

@@ -218,7 +218,7 @@ class Drill:
                 limit_s = RECOVERY_S + 2 * undisturbed.seconds
                 end = self._to_the_end(job, label, since_s, limit_s, steps=reached, striker=striker)
                 settings = self._setup.settings
-                price = settings.price_spot or settings.price_on_demand
+                price = settings.prices.of(settings.price_kind or "")
                 return grade(
                     fault.name,
                     fault.promise,

@@ -35,6 +35,7 @@ from io import BufferedIOBase
 from typing import Any, Final, NamedTuple, Self
 from urllib.parse import parse_qs
 
+KIND_PATH: Final = "/latest/meta-data/instance-type"
 TOKEN_PATH: Final = "/latest/api/token"  # noqa: S105
 _MAX_BODY_BYTES: Final = 65_536
 
@@ -121,6 +122,7 @@ class MetadataServer:
         port: where to listen; 0 for any that is free.
 
     Attributes:
+        kind: of the machine, where its services say it; "" for none.
         url: its address, known before it has begun to answer.
         port: where it listens.
     """
@@ -128,6 +130,7 @@ class MetadataServer:
     software = "metadata"
 
     def __init__(self, clock: Callable[[], float] = time.time, port: int = 0) -> None:
+        self.kind = ""
         self._clock = clock
         self._changed = threading.Condition()  # held for every look at what is announced
         self._requests: deque[LoggedRequest] = deque(maxlen=100_000)
@@ -354,5 +357,7 @@ class AwsMetadataServer(MetadataServer):
             return MetadataAnswer(405, b"", (("Allow", "GET"),))
         if not self._tokens.valid(asked.headers.get("X-aws-ec2-metadata-token", "")):
             return MetadataAnswer(401)
+        if asked.path == KIND_PATH and self.kind:
+            return MetadataAnswer(200, self.kind.encode())
         document = self._documents.get(asked.path)
         return MetadataAnswer(404) if document is None else MetadataAnswer(200, document)

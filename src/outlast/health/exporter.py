@@ -40,6 +40,7 @@ from outlast.config import DRILL_VARIABLE, Addresses, Settings, all_addresses, v
 from outlast.errors import ConfigError
 from outlast.health.watched import Begin
 from outlast.ledger.narrator import say
+from outlast.prices import NO_PRICES, Prices
 
 BIND_S: Final = 3.0  # for an exporter of the attempt before to let go of the port
 BACKLOG: Final = 128
@@ -94,8 +95,7 @@ class ExporterSetup(msgspec.Struct, frozen=True, kw_only=True):
         cadence: how often the settings ask for a checkpoint.
         listener: descriptor of the socket that listens; -1 for none.
         textfile: path of the text file; "" for none.
-        price_spot: per machine and hour, or None.
-        price_on_demand: the same, of a machine that is not taken back.
+        prices: of machines.
         tell: how people are told of incidents; None where nobody is.
     """
 
@@ -106,8 +106,7 @@ class ExporterSetup(msgspec.Struct, frozen=True, kw_only=True):
     cadence: CadenceSetting
     listener: int = -1
     textfile: str = ""
-    price_spot: float | None = None
-    price_on_demand: float | None = None
+    prices: Prices = NO_PRICES
     tell: TellSetup | None = None
 
 
@@ -252,8 +251,7 @@ class Exporter:
             cadence=cadence_of(self._settings),
             listener=-1 if listener is None else listener.fileno(),
             textfile=str(self._settings.metrics_textfile or ""),
-            price_spot=self._settings.price_spot,
-            price_on_demand=self._settings.price_on_demand,
+            prices=self._settings.prices,
             tell=self._tell_setup(),
         )
         with contextlib.ExitStack() as opened:

@@ -14,6 +14,8 @@ planned            what `outlast plan --save` had found before this start (see l
                    failures_per_h and its range, productive_fraction, interval_s, costs, price
 preflight          machine, fit, findings [{name, status, seen}] (that ask for something),
                    unfit {machine: why} of the others, seconds
+machine            kind (of the machine, as its cloud or the setting price.kind calls it), source
+                   (who says so)
 attempt_formed     world_size, nodes, hosts {name: workers} (null where nobody says)
 resumed            step (0 on a first start), source ("from memory, local"), places, read_s,
                    skipped [{step, reason}], from_world_size, building_s (since the script's first
@@ -90,6 +92,7 @@ EventName = Literal[
     "job_started",
     "planned",
     "preflight",
+    "machine",
     "attempt_formed",
     "resumed",
     "initialised",

@@ -154,12 +154,14 @@ class Split(msgspec.Struct, frozen=True, kw_only=True):
         by_attempt: attempt → its parts in worker-seconds; they add up to ``workers``.
         by_machine: name → its parts in worker-seconds; "" has what no machine is known for. They
             add up to ``workers``.
+        machines_by_name: the same in machine-seconds; they add up to ``machines``.
     """
 
-    workers: Goodput
-    machines: Goodput
-    by_attempt: dict[int, dict[Part, float]]
-    by_machine: dict[str, dict[Part, float]]
+    workers: Goodput = Goodput()
+    machines: Goodput = Goodput()
+    by_attempt: dict[int, dict[Part, float]] = {}
+    by_machine: dict[str, dict[Part, float]] = {}
+    machines_by_name: dict[str, dict[Part, float]] = {}
 
 
 def goodput(
@@ -233,7 +235,7 @@ def cut(line: OpenTimeline, ordered: list[Event]) -> None:
 
 def _closed(line: OpenTimeline, ordered: list[Event], end_t: float) -> Split:
     if not ordered:
-        return Split(workers=Goodput(), machines=Goodput(), by_attempt={}, by_machine={})
+        return Split()
     # What comes after the end is no time of the job: a repair months later, a worker's late word.
     return line.close(line.at_t if line.finished else end_t)
 
@@ -375,17 +377,22 @@ class OpenTimeline:
             self._unspoken(end_t, "other")
         by_attempt: dict[int, dict[Part, float]] = {}
         by_machine: dict[str, dict[Part, float]] = {}
+        by_name: dict[str, dict[Part, float]] = {}
         for (attempt, size), seconds in self.seconds.items():
-            if any(seconds.values()):
-                _add(by_attempt.setdefault(attempt, {}), seconds, size.workers)
-            for host, workers in size.hosts or (("", size.workers),):
-                if any(seconds.values()):
-                    _add(by_machine.setdefault(host, {}), seconds, workers)
+            if not any(seconds.values()):
+                continue
+            _add(by_attempt.setdefault(attempt, {}), seconds, size.workers)
+            hosts = size.hosts or (("", size.workers),)
+            for host, workers in hosts:
+                _add(by_machine.setdefault(host, {}), seconds, workers)
+                # One each, but where several agents on one machine count as machines.
+                _add(by_name.setdefault(host, {}), seconds, size.machines / len(hosts))
         return Split(
             workers=self._goodput([size.workers for _, size in self.seconds], undecided_s),
             machines=self._goodput([size.machines for _, size in self.seconds], undecided_s),
             by_attempt=dict(sorted(by_attempt.items())),
             by_machine=dict(sorted(by_machine.items())),
+            machines_by_name=dict(sorted(by_name.items())),
         )
 
     def _goodput(self, widths: list[int], undecided_s: float) -> Goodput:
@@ -635,9 +642,9 @@ class OpenTimeline:
         self.over = self.stopped = self.finished = True
 
 
-def _add(into: dict[Part, float], seconds: dict[Part, float], workers: int) -> None:
+def _add(into: dict[Part, float], seconds: dict[Part, float], width: float) -> None:
     for part in PARTS:
-        into[part] = into.get(part, 0.0) + workers * seconds[part]
+        into[part] = into.get(part, 0.0) + width * seconds[part]
 
 
 _ACTS: Final[dict[str, Callable[[OpenTimeline, Event], None]]] = {

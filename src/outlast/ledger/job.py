@@ -31,7 +31,7 @@ from typing import Annotated, Final, NamedTuple
 import msgspec
 
 from outlast._version import __version__
-from outlast.config import Settings, as_rows
+from outlast.config import Settings, as_rows, load
 from outlast.durable import make_directories, name_new, sync_directory
 from outlast.errors import ConfigError, StorageError, remedy, unusable
 from outlast.ledger.events import Event
@@ -171,6 +171,28 @@ def ids_in_ledger(directory: Path) -> dict[str, float]:
         path = directory / LEDGER
         raise StorageError(f"{path} cannot be read: {error.strerror}; {remedy(error)}") from None
     return found
+
+
+OF_THE_JOB: Final = ("checkpoint.every", "price.spot", "price.on_demand")
+
+
+def settings_of(directory: str | Path | None, read: Settings, job: Job) -> Settings:
+    """The settings here; where they are at their defaults, the job's own of when it was begun.
+
+    Args:
+        directory: the job's, as it was given.
+        read: the settings here.
+        job: whose cadence and prices count.
+    """
+    own = {
+        key: job.settings[key]
+        for key in OF_THE_JOB
+        if read.origin[key] == "default" and job.settings.get(key)
+    }
+    try:
+        return load({"dir": directory, **own})
+    except ConfigError:  # of another version, which has written it in another way
+        return read
 
 
 # --- writing -------------------------------------------------------------------------------------

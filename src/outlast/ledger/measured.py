@@ -50,12 +50,14 @@ class Measured:
         newest: tier → the newest step that can be resumed from there.
         sizes: tier → bytes of the newest whole checkpoint.
         missed: the newest step since the last resume that a tier did not get, and why.
+        kinds: machine → its kind, as far as that is known.
     """
 
     def __init__(self, events: Iterable[Event] = ()) -> None:
         self.newest: dict[str, int] = {}
         self.sizes: dict[str, int] = {}
         self.missed: tuple[int, str] | None = None
+        self.kinds: dict[str, str] = {}
         self._saves: dict[str, collections.deque[float]] = {}
         self._steps: collections.deque[float] = collections.deque(maxlen=NEWEST_STEPS)
         self._step: tuple[int, int] | None = None  # attempt and step of the newest sample
@@ -72,6 +74,8 @@ class Measured:
             self._stepped(event)
         elif event.event == "save_skipped" and event.get("tier"):
             self._missed(event)
+        elif event.event == "machine":
+            self.kinds[event.node] = str(event.get("kind") or "")
         elif event.event == "resumed":
             step = event.get("step")
             self.missed = None  # what was lost before is known, and made again

@@ -90,7 +90,7 @@ class SoFar:
         if line is None and due:
             line = timeline_of(due)
         if line is None:
-            return Split(workers=Goodput(), machines=Goodput(), by_attempt={}, by_machine={})
+            return Split()
         cut(line, due)
         end_t = line.at_t if line.finished else due[-1].t if due else self._last_t
         if now is not None and not line.finished:

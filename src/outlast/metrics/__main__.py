@@ -46,7 +46,7 @@ class ExporterProcess:
         self._setup = setup
         directory = Path(setup.directory)
         self._exposition = Exposition(setup.job, directory, setup.node, setup.cadence)
-        self._live = LivePage(directory, setup.price_spot, setup.price_on_demand)
+        self._live = LivePage(directory, setup.prices)
         self._server: MetricsServer | None = None
         if setup.listener >= 0:
             self._server = MetricsServer(socket.socket(fileno=setup.listener), self._pages())
@@ -65,7 +65,7 @@ class ExporterProcess:
             job=setup.job,
             directory=directory,
             node=setup.node,
-            price=setup.price_on_demand if setup.price_spot is None else setup.price_spot,
+            prices=setup.prices,
             say=self._say,
         )
 

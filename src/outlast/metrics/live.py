@@ -16,6 +16,7 @@ from outlast.ledger.clocks import SteadyClocks
 from outlast.ledger.events import Event
 from outlast.ledger.file import FILE_NAME, Follower
 from outlast.metrics.server import Answer, MetricsRequest, plain
+from outlast.prices import NO_PRICES, Prices
 from outlast.report.page import page
 
 KEPT_S: Final = 5.0
@@ -29,15 +30,11 @@ class LivePage:
 
     Args:
         directory: the job's.
-        price_spot: per machine and hour, or None.
-        price_on_demand: the same, of a machine that is not taken back.
+        prices: of machines.
     """
 
-    def __init__(
-        self, directory: Path, price_spot: float | None, price_on_demand: float | None
-    ) -> None:
-        self._directory = directory
-        self._spot, self._on_demand = price_spot, price_on_demand
+    def __init__(self, directory: Path, prices: Prices = NO_PRICES) -> None:
+        self._directory, self._prices = directory, prices
         self._asked_s = 0.0  # monotonic: when somebody looked last
         self.forget()
 
@@ -82,7 +79,6 @@ class LivePage:
             self._events,
             self._directory,
             now=time.time() + self._clocks.shift_s,
-            price_spot=self._spot,
-            price_on_demand=self._on_demand,
+            prices=self._prices,
             refresh_s=int(KEPT_S),
         )

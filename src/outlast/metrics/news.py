@@ -25,6 +25,7 @@ from outlast.ledger.goodput import whole
 from outlast.ledger.incidents import Incident, IncidentTracker
 from outlast.ledger.measured import Measured
 from outlast.ledger.narrator import Failing, sentence
+from outlast.prices import Prices
 
 STANDS_S: Final = 600.0
 LINES_MOST: Final = 8
@@ -88,20 +89,21 @@ class NewsFold:
     """What there is to tell.
 
     Args:
-        price: per machine and hour, or None.
+        prices: of machines.
 
     Attributes:
         has_ended: whether the job is over, as its ledger says.
     """
 
-    def __init__(self, price: float | None) -> None:
-        self._price = price
+    def __init__(self, prices: Prices) -> None:
+        self._prices = prices
         self._watch = IncidentTracker()
         self._measured = Measured()
         self._failing = Failing()
         self._other: list[News] = []
         self._nodes: dict[int, set[str]] = {}  # incident → machines
         self._num_machines = 1
+        self._hosts: list[str] = []  # their names, as far as they are known
         self.has_ended = False
 
     def take(self, events: Iterable[Event]) -> None:
@@ -115,6 +117,8 @@ class NewsFold:
                 self._nodes.setdefault(place, set()).update(map(str, names))
             elif event.event == "attempt_formed":
                 self._num_machines = whole(event, "nodes") or 1
+                hosts = event.get("hosts")
+                self._hosts = list(map(str, hosts)) if isinstance(hosts, dict) else []
             elif event.event == "job_started":
                 self.has_ended = False
             elif event.event == "job_finished" and not self.has_ended:
@@ -161,9 +165,12 @@ class NewsFold:
         cost = f"cost: {units.seconds(lost_s)}"
         if self._num_machines > 1:
             cost += f" of {self._num_machines} machines"
-        if self._price is not None:
-            money = lost_s / 3600 * self._num_machines * self._price
-            cost += f", {money:,.2f} at {self._price:g} per machine and hour"
+        kinds = self._measured.kinds
+        # Of machines that are not known by name: as those that are.
+        price = self._prices.mean([kinds.get(name, "") for name in self._hosts or kinds or [""]])
+        if price is not None:
+            money = lost_s / 3600 * self._num_machines * price
+            cost += f", {money:,.2f} at {price:g} per machine and hour"
         return _news("over", number, WARNING, one.what or one.kind, words, cost)
 
     def _where(self, number: int) -> str:

@@ -31,6 +31,7 @@ from outlast.health.exporter import TellSetup
 from outlast.ledger.events import Event
 from outlast.metrics.news import Marks, News, NewsFold, letter
 from outlast.metrics.send import Errand, Sending, refusals
+from outlast.prices import Prices
 from outlast.storage.directory import Directory
 
 BEAT_S: Final = 10.0
@@ -156,7 +157,7 @@ class Teller:
         setup: how people are told.
         urls: where.
         job, directory, node: whose news they are, and who tells.
-        price: per machine and hour, or None.
+        prices: of machines.
         say: a line for the log of the agent.
     """
 
@@ -168,14 +169,14 @@ class Teller:
         job: str,
         directory: Path,
         node: str,
-        price: float | None,
+        prices: Prices,
         say: Callable[[str], None],
     ) -> None:
         self._setup = setup
         self._urls = urls
         self._job, self._directory, self._node = job, directory, node
         self._say = say
-        self._fold = NewsFold(price)
+        self._fold = NewsFold(prices)
         self._turn = Turn(directory, node)
         self._marks: Marks | None = None
         self._sent_t: tuple[float, ...] = ()

@@ -49,6 +49,7 @@ class AlibabaWatcher(TokenWatcher):
 
     address = BASE_URL
     token_headers = _HEADERS
+    kind_path = "/latest/meta-data/instance/instance-type"
     _token_from = 0.0  # on the monotonic clock
 
     def _greet(self) -> None:
@@ -81,6 +82,9 @@ class AlibabaWatcher(TokenWatcher):
             self._token_from = 0.0
             answer = self._request("GET", path, self._header())
         return answer
+
+    def _about(self, path: str) -> HttpResponse:
+        return self._get(path)
 
     def _header(self) -> dict[str, str]:
         if time.monotonic() < self._token_from:

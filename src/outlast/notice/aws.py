@@ -84,6 +84,7 @@ class AwsWatcher(TokenWatcher):
 
     address = BASE_URL
     token_headers = _HEADERS
+    kind_path = "/latest/meta-data/instance-type"
     _softer_from = 0.0  # on the monotonic clock
     _softer_poll = 0.0  # the number of the poll, if that comes first
     _softer_said: Notice | None = None
@@ -122,6 +123,9 @@ class AwsWatcher(TokenWatcher):
             self._token.renew()
             answer = self._request("GET", path, self._token.header())
         return answer
+
+    def _about(self, path: str) -> HttpResponse:
+        return self._get(path)
 
     def _softer(self, path: str, until: float) -> HttpResponse | None:
         # 1 ms: what is over is asked, and fails, in the words of every other answer that is late.

@@ -33,6 +33,7 @@ import msgspec
 
 from outlast.notice import Notice
 from outlast.notice.source import (
+    HttpResponse,
     MetadataWatcher,
     NotUnderstoodError,
     RequestFunction,
@@ -79,6 +80,7 @@ class AzureWatcher(MetadataWatcher):
     """Asks the metadata service of this Azure machine; see :class:`MetadataWatcher`."""
 
     name = "azure"
+    kind_path = "/metadata/instance/compute/vmSize?api-version=2021-02-01&format=text"
 
     def __init__(
         self,
@@ -126,6 +128,9 @@ class AzureWatcher(MetadataWatcher):
             except NotUnderstoodError as error:
                 self._count(error)  # what the others say still holds
         return min(told, key=_due_t, default=None)
+
+    def _about(self, path: str) -> HttpResponse:
+        return self._request("GET", path, _HEADERS)
 
     def _learn_name(self) -> None:
         name = understood(self._request("GET", _COMPUTE, _HEADERS), _Compute).name

@@ -37,7 +37,7 @@ from outlast.ledger.narrator import say
 from outlast.notice import Acknowledger, Notice
 from outlast.notice.platform import Chosen, choose
 from outlast.notice.signals import SignalNotice, signal_notice
-from outlast.notice.source import WatchThread
+from outlast.notice.source import MetadataWatcher, WatchThread
 from outlast.policy.drain import HTTP_S, DrainTier, check, on_early
 from outlast.storage.trust import outlasts
 from outlast.tiers import Tier
@@ -59,6 +59,21 @@ def fields_of(notice: Notice, settings: Settings) -> dict[str, Any]:
         fields["early"] = True
         fields["answer"] = answer_to(notice, settings)
     return fields
+
+
+def kind_fields(settings: Settings, chosen: Chosen) -> dict[str, Any]:
+    """What the ledger keeps of what kind of machine this is; {} where nobody says.
+
+    It asks the machine's platform, which takes as long as a few requests may.
+    """
+    if settings.price_kind is not None:
+        return {"kind": settings.price_kind, "source": "price.kind"}
+    watcher = next((one for one in chosen.watchers if isinstance(one, MetadataWatcher)), None)
+    if watcher is None:
+        return {}
+    # Another one than is being asked for notices: each is one thread's.
+    kind = type(watcher)(watcher.base_url).machine_kind()
+    return {"kind": kind, "source": watcher.name} if kind else {}
 
 
 def answer_to(notice: Notice, settings: Settings) -> str:
@@ -419,6 +434,8 @@ class NoticeDesk:
     def _found(self, chosen: Chosen) -> None:
         say(chosen.reason)
         self._grace_check.found(chosen)
+        if fields := kind_fields(self._settings, chosen):
+            self._ledger.append("machine", durable=False, **fields)
 
     def _on_signal(self, name: str) -> None:
         if self.notice is not None and name == "SIGINT":

@@ -72,6 +72,7 @@ class GcpWatcher(MetadataWatcher):
     key = ""
     usual_lead_s = LEAD_S
     hangs = True
+    kind_path = "/computeMetadata/v1/instance/machine-type"  # projects/N/machineTypes/KIND
 
     def __init__(
         self,
@@ -110,6 +111,11 @@ class GcpWatcher(MetadataWatcher):
     def _get(self, query: str, timeout_s: float | None = None) -> HttpResponse:
         target = f"/computeMetadata/v1/instance/{self.key}{query}"
         return self._request("GET", target, {"Metadata-Flavor": "Google"}, timeout_s=timeout_s)
+
+    def _about(self, path: str) -> HttpResponse:
+        answer = self._request("GET", path, {"Metadata-Flavor": "Google"})
+        self._value(answer)
+        return answer
 
     def _value(self, answer: HttpResponse) -> str:
         if answer.status != 200:

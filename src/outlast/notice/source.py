@@ -515,6 +515,8 @@ _TOKEN_TTL_S: Final = 21_600
 _TOKEN_RENEWED_AFTER_S: Final = _TOKEN_TTL_S - 600
 # What goes back to the service in a header: nothing that could break out of it.
 _TOKEN: Final = re.compile(rb"[A-Za-z0-9+/=_-]{8,1024}")
+# A name, or a path that ends with it, as Google's.
+_KIND: Final = re.compile(r"(?:[A-Za-z0-9-]+/){0,8}[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 _DOCUMENT = TypeVar("_DOCUMENT")
 
 Moment = Annotated[datetime, msgspec.Meta(tz=True)]
@@ -530,9 +532,14 @@ class MetadataWatcher(NoticeSource):
         max_body_bytes: the largest answer that is believed.
         send: sends one request; replaced in tests.
 
+    Attributes:
+        kind_path: where the service says what kind of machine this is.
+
     Raises:
         ConfigError: an address or a timeout that cannot be used.
     """
+
+    kind_path: ClassVar[str] = ""
 
     def __init__(
         self,
@@ -558,6 +565,26 @@ class MetadataWatcher(NoticeSource):
             self._count(error, quiet=True)  # whoever asks says what they make of it
             return False
         return True
+
+    def machine_kind(self) -> str:
+        """What kind of machine this is, as its platform calls it; "" where it does not say.
+
+        It takes as long as a few requests may, and never raises.
+        """
+        if not self.kind_path:
+            return ""
+        try:
+            text = said(self._about(self.kind_path))
+            if text and not _KIND.fullmatch(text):
+                raise NotUnderstoodError("asked what kind of machine this is, it said no name")
+            return text.rpartition("/")[2]
+        except Exception as error:  # noqa: BLE001 - whatever it is, it is not an answer
+            self._count(error, quiet=True)
+            return ""
+
+    def _about(self, path: str) -> HttpResponse:
+        """Ask what the service says of the machine."""
+        return self._request("GET", path, {})
 
     def _greet(self) -> None:
         """Ask what only this platform answers, in at most two requests, or raise."""

@@ -82,6 +82,7 @@ class TencentWatcher(SpotTimeWatcher):
     form = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2} [0-9]{2}:[0-9]{2}:[0-9]{2}")
     about = "/latest/meta-data/instance-id"
     known_by = re.compile(rb"ins-[a-z0-9]{4,32}\s*")
+    kind_path = "/latest/meta-data/instance/instance-type"
 
 
 class VolcengineWatcher(SpotTimeWatcher):
@@ -94,4 +95,5 @@ class VolcengineWatcher(SpotTimeWatcher):
     zone = UTC
     form = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}[T ][0-9]{2}:[0-9]{2}:[0-9]{2}Z?")
     about = "/latest/region_id"
+    kind_path = "/latest/instance_type_id"
     known_by = re.compile(rb"[a-z0-9-]{4,64}\s*")

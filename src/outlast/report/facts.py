@@ -1,9 +1,6 @@
 """What every report says, computed once from the ledger: state, goodput, money, forecast.
 
-Money is machine-hours at one price, while machines were held: all but waiting and pauses. What is
-spent on new steps, their waits for batches, and the script's own code is useful. The rest is lost:
-replays, stalls, detecting, restarting, start-up, what is not known. Machines that are paid for
-while nothing runs on them are not in the ledger and not in the sum.
+What it cost is :mod:`outlast.report.money`'s.
 
 Predicted is what the plan said that was kept before the job started (``outlast plan --save``, see
 :mod:`outlast.ledger.job`). Without one it is what a plan could have said: by the exact model
@@ -47,11 +44,12 @@ from outlast.ledger.measured import TierTime, tier_times
 from outlast.policy import hazard
 from outlast.policy.hazard import Posterior
 from outlast.policy.interval import Costs, exact_wall
+from outlast.prices import NO_PRICES, Prices
+from outlast.report.money import Money, kinds_of, money
 
 if TYPE_CHECKING:
     from outlast.planner.many import JobCase
 
-USEFUL: Final[tuple[Part, ...]] = ("productive", "data", "script")
 State = Literal[
     "not started",
     "running",
@@ -97,9 +95,8 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
         by_attempt: attempt → part → worker-seconds.
         by_machine: machine → part → worker-seconds.
         by_tier: what bringing checkpoints to each tier took.
-        price: per machine and hour, or None.
-        price_on_demand: of one that is not taken back, or None.
-        priced_as: "spot" or "on demand".
+        kinds: machine → its kind, of those that have said so.
+        money: what it cost, or None without a price.
         forecast: predicted and measured, where it trained and saved.
         tiers: newest word on the interval of each tier that decides for itself.
         unfit: machines that the doctor found unfit before the last start, with why.
@@ -118,8 +115,6 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
     waited_s: float
     committed_step: int | None
     last_event_t: float | None
-    price: float | None
-    priced_as: str
     unfit: dict[str, str] = {}
     storms: list[Storm] = []
     forecast: Forecast | None = None
@@ -128,59 +123,24 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
     by_attempt: dict[int, dict[Part, float]] = {}
     by_machine: dict[str, dict[Part, float]] = {}
     by_tier: dict[str, TierTime] = {}
-    price_on_demand: float | None = None
-
-    @property
-    def cost(self) -> float | None:
-        """What the machines cost, or None without a price."""
-        return self.price_of(self.machines.held)
-
-    @property
-    def cost_lost(self) -> float | None:
-        """The part of ``cost`` that was not useful, or None without a price."""
-        useful = math.fsum(getattr(self.machines, part) for part in USEFUL)
-        return self.price_of(self.machines.held - useful)
-
-    @property
-    def cost_useful(self) -> float | None:
-        """The part of ``cost`` that was for the job's own work, or None without a price."""
-        cost, lost = self.cost, self.cost_lost
-        return None if cost is None or lost is None else cost - lost
-
-    @property
-    def cost_saved(self) -> float | None:
-        """By how much the same job on demand would have cost more; None without both prices.
-
-        There nothing would have interrupted it: neither detecting, restarting nor replaying. Below
-        zero where interruptions have cost more than the lower price has spared.
-        """
-        if self.price is None or self.price_on_demand is None or self.priced_as != "spot":
-            return None
-        machines = self.machines
-        again = machines.detecting + machines.restarting + machines.replayed
-        held_h = machines.held / 3600
-        return (held_h - again / 3600) * self.price_on_demand - held_h * self.price
-
-    def price_of(self, machine_seconds: float) -> float | None:
-        """The price of some machine-seconds; never negative, and None without a price."""
-        return None if self.price is None else max(0.0, machine_seconds) / 3600 * self.price
+    kinds: dict[str, str] = {}
+    money: Money | None = None
 
 
 def facts(
     events: Iterable[Event],
     *,
     now: float | None = None,
-    price_spot: float | None = None,
-    price_on_demand: float | None = None,
+    prices: Prices = NO_PRICES,
+    simulates: bool = True,
 ) -> Facts:
     """Compute what reports say.
 
     Args:
         events: the ledger, in any order.
         now: wall-clock time up to which a job that has not finished is counted.
-        price_spot: per machine and hour; used where it is known, as spot machines are the ones
-            that are taken back.
-        price_on_demand: per machine and hour.
+        prices: of machines.
+        simulates: whether there are a forecast and storms; they take as long as all the rest.
     """
     ordered = in_order(events)
     spent, found = split(ordered, now), incidents(ordered)
@@ -193,7 +153,8 @@ def facts(
     slow = slow_ranks(ordered)
     rest = [event for event in ordered if event.event != "step"]  # most of a long ledger
     committed = [whole(event) or 0 for event in rest if event.event == "commit"]
-    foreseen = forecast(ordered, machines, found)
+    foreseen = forecast(ordered, machines, found) if simulates else None
+    kinds = kinds_of(rest)
     return Facts(
         job=ordered[-1].job if ordered else "",
         state=state,
@@ -203,8 +164,9 @@ def facts(
         by_attempt=spent.by_attempt,
         by_machine=spent.by_machine,
         by_tier=tier_times(rest),
-        price_on_demand=price_on_demand,
         machines=machines,
+        kinds=kinds,
+        money=money(spent, kinds, prices),
         incidents=found,
         forecast=foreseen,
         storms=storms(ordered, found, foreseen),
@@ -213,8 +175,6 @@ def facts(
         waited_s=lost_to_waiting_s(slow),
         committed_step=max(committed, default=None),
         last_event_t=ordered[-1].t if ordered else None,
-        price=price_on_demand if price_spot is None else price_spot,
-        priced_as="on demand" if price_spot is None else "spot",
         unfit=_unfit(rest),
         keepers_lost=sum(
             event.event == "watch_gap" and event.get("what") == "keeper" for event in rest
@@ -226,15 +186,15 @@ def to_json(
     events: Iterable[Event],
     *,
     now: float | None = None,
-    price_spot: float | None = None,
-    price_on_demand: float | None = None,
+    prices: Prices = NO_PRICES,
 ) -> dict[str, Any]:
     """What ``outlast report --json`` prints: plain data, the unit last in each name.
 
     Times (``…_t``) are seconds since the epoch; ``cost`` is in the currency of the price and null
     without one. Arguments are those of :func:`facts`.
     """
-    job = facts(events, now=now, price_spot=price_spot, price_on_demand=price_on_demand)
+    job = facts(events, now=now, prices=prices)
+    paid = job.money or Money()
     return {
         "job": job.job,
         "state": job.state,
@@ -252,11 +212,15 @@ def to_json(
         "workers_s": {str(part): value for part, value in job.workers.parts().items()},
         "machines_total_s": job.machines.total,
         "machines_s": {str(part): value for part, value in job.machines.parts().items()},
-        "price_per_machine_hour": job.price,
-        "cost": job.cost,
-        "cost_useful": job.cost_useful,
-        "cost_lost": job.cost_lost,
-        "cost_saved": job.cost_saved,
+        "price_per_machine_hour": paid.price,
+        "cost": paid.cost,
+        "cost_useful": paid.useful,
+        "cost_lost": paid.lost,
+        "cost_saved": paid.saved,
+        "cost_by_machine": paid.by_machine,
+        "cost_by_part": paid.parts,
+        "kinds_of_machines": msgspec.to_builtins(paid.kinds),
+        "unpriced_machine_s": paid.unpriced_s,
         "by_attempt_s": {str(attempt): parts for attempt, parts in job.by_attempt.items()},
         "by_machine_s": job.by_machine,
         "by_tier": msgspec.to_builtins(job.by_tier),
@@ -265,7 +229,7 @@ def to_json(
         "unfit": job.unfit,
         "tiers": msgspec.to_builtins(job.tiers),
         "num_keepers_lost": job.keepers_lost,
-        "forecast": None if job.forecast is None else _forecast_json(job, job.forecast),
+        "forecast": None if job.forecast is None else _forecast_json(paid, job.forecast),
         "storms": [
             {**msgspec.to_builtins(storm), "all_lost_s": storm.all_lost_s} for storm in job.storms
         ],
@@ -273,15 +237,15 @@ def to_json(
     }
 
 
-def _forecast_json(job: Facts, found: Forecast) -> dict[str, Any]:
+def _forecast_json(paid: Money, found: Forecast) -> dict[str, Any]:
     return {
         "interruptions_predicted": found.interruptions_predicted,
         "num_interruptions": found.interruptions,
         "fraction_productive_predicted": found.productive_predicted,
         "fraction_productive_measured": found.productive,
-        "cost_predicted": found.cost_predicted(job.cost, job.price),
+        "cost_predicted": found.cost_predicted(paid.cost, paid.price),
         "plan": msgspec.to_builtins(found.planned),
-        "cost_measured": job.cost,
+        "cost_measured": paid.cost,
         "interval_s": found.interval_s,
         "best_interval_s": found.best_interval_s,
         "regret_fraction": found.regret,

@@ -22,11 +22,13 @@ from typing import Final, NamedTuple
 
 from outlast import units
 from outlast.ledger.events import Event
-from outlast.ledger.goodput import NOT_HELD, in_order
+from outlast.ledger.goodput import in_order
 from outlast.ledger.incidents import Incident
+from outlast.prices import NO_PRICES, Prices
 from outlast.report import plot, series, text
 from outlast.report.chart import render
 from outlast.report.facts import Facts, facts
+from outlast.report.money import Money
 from outlast.report.plot import Plot, Span
 
 TOLD: Final = 60  # incidents with their evidence
@@ -94,8 +96,7 @@ def page(
     directory: Path | None = None,
     *,
     now: float | None = None,
-    price_spot: float | None = None,
-    price_on_demand: float | None = None,
+    prices: Prices = NO_PRICES,
     refresh_s: int = 0,
 ) -> str:
     """Write the page.
@@ -104,12 +105,11 @@ def page(
         events: the ledger, in any order.
         directory: the job's, for the stacks of its hangs; None leaves them out.
         now: wall-clock time up to which a job that has not finished is counted.
-        price_spot: per machine and hour.
-        price_on_demand: the same, of a machine that is not taken back.
+        prices: of machines.
         refresh_s: the live page: its content is renewed after so many seconds; 0 for never.
     """
     ordered = in_order(events)
-    job = facts(ordered, now=now, price_spot=price_spot, price_on_demand=price_on_demand)
+    job = facts(ordered, now=now, prices=prices)
     spans = series.attempts(ordered)
     times = Span.over(event.t for event in ordered) if ordered else Span(0.0, 1.0)
     marks = [
@@ -127,6 +127,7 @@ def page(
         hours=[(round(100 * times.part(t), 2), words) for t, words in plot.time_ticks(times)],
         day=units.day(times.low) if ordered else "",
         parts=_parts(job),
+        priced=_priced(job),
         attempts=_attempt_table(spans),
         losses=_loss_plots(ordered, job),
         step_plot=_over_time(
@@ -171,10 +172,11 @@ def _tiles(job: Facts, now: float | None) -> list[Tile]:
         tiles.append(
             Tile("newest checkpoint", f"step {job.committed_step:,}", f"{done.commits:,} in all")
         )
-    if job.cost is not None and job.cost_lost is not None:
-        tiles.append(Tile("cost", f"{job.cost:,.2f}", f"{job.cost_lost:,.2f} of it lost"))
-    if job.cost_saved is not None:
-        tiles.append(Tile("saved", f"{job.cost_saved:,.2f}", "beside machines on demand"))
+    paid = job.money or Money()
+    if paid.cost is not None and paid.lost is not None:
+        tiles.append(Tile("cost", f"{paid.cost:,.2f}", f"{paid.lost:,.2f} of it lost"))
+    if paid.saved is not None:
+        tiles.append(Tile("saved", f"{paid.saved:,.2f}", "beside machines on demand"))
     if job.state == "running" and now is not None and job.last_event_t is not None:
         age_s = max(0.0, now - job.last_event_t)
         tiles.append(Tile("last heard of", f"{units.seconds(age_s)} ago", "the newest event"))
@@ -182,13 +184,13 @@ def _tiles(job: Facts, now: float | None) -> list[Tile]:
 
 
 def _parts(job: Facts) -> list[PartRow]:
-    parts, priced = job.workers.parts(), job.machines.parts()
+    parts, paid = job.workers.parts(), job.money or Money()
     percents = units.percents(list(parts.values()))
     rows = []
     for (part, seconds), percent in zip(parts.items(), percents, strict=True):
         if not seconds:
             continue
-        money = job.price_of(0.0 if part in NOT_HELD else priced[part])
+        money = paid.parts.get(part)
         rows.append(
             PartRow(
                 text.PART_WORDS[part][0],
@@ -199,6 +201,13 @@ def _parts(job: Facts) -> list[PartRow]:
             )
         )
     return rows
+
+
+def _priced(job: Facts) -> str:
+    """At which prices, as a sentence; "" where nothing has one."""
+    if job.money is None or job.money.cost is None:
+        return ""
+    return f"Prices: {text.price_words(job.money)}"
 
 
 # --- what happened --------------------------------------------------------------------------------
@@ -408,8 +417,14 @@ def _machine_table(ordered: Sequence[Event], job: Facts) -> PageTable:
     for name in names[:ROWS]:
         counts = ", ".join(f"{count} × {what}" for what, count in failures.get(name, {}).items())
         spent = text.parts_of(job.by_machine[name]) if name in job.by_machine else ""
-        rows.append([name or "not known", counts or "nothing", spent])
-    return PageTable(["machine", "what went wrong", "its workers' time"], rows)
+        row = [text.machine_words(job, name), counts or "nothing", spent]
+        rows.append([*row, *([_price_of(job.money.by_machine.get(name))] if job.money else [])])
+    heads = ["machine", "what went wrong", "its workers' time", *(["price"] if job.money else [])]
+    return PageTable(heads, rows)
+
+
+def _price_of(cost: float | None) -> str:
+    return "" if cost is None else f"{cost:,.2f}"
 
 
 def _split(line: str) -> list[str]:

@@ -16,11 +16,11 @@ from outlast import units
 from outlast.report.chart import Tick, round_step
 
 WIDTH: Final = 720
-LEFT: Final = 64
+LETTER: Final = 11  # pixels of width, where letters are largest: on a phone
 RIGHT: Final = 12
 TOP: Final = 10
-BOTTOM: Final = 28
-HEIGHT: Final = 200
+BOTTOM: Final = 40
+HEIGHT: Final = 212
 _TICKS: Final = 5
 _STEPS_S: Final = (1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 14400, 21600)
 DAY_S: Final = 86_400
@@ -35,7 +35,7 @@ class PlotMark(NamedTuple):
 
 
 class PlotLine(NamedTuple):
-    """A curve, or dots: points in pixels, "x,y x,y …"; ``style`` is a number of a colour."""
+    """A curve, or dots: points in pixels, "x,y x,y …"; ``style`` is its place."""
 
     name: str
     points: str
@@ -62,7 +62,7 @@ class Plot(msgspec.Struct, frozen=True, kw_only=True):
     x_label: str
     width: int = WIDTH
     height: int = HEIGHT
-    left: int = LEFT
+    left: int
     right: int = WIDTH - RIGHT
     top: int = TOP
     bottom: int = HEIGHT - BOTTOM
@@ -112,25 +112,29 @@ def plot(
         as_dots: points, not lines.
         from_zero: whether the vertical axis begins there.
     """
-    shown = [(name, [one for one in points if math.isfinite(one[1])]) for name, points in curves]
-    shown = [(name, points) for name, points in shown if points]
+    # A curve has its colour by its place, so that it is the same in several pictures.
+    finite = [[one for one in points if math.isfinite(one[1])] for _, points in curves]
+    shown = [(n, curves[n][0], points) for n, points in enumerate(finite) if points]
     if not shown:
         return None
-    across = x or Span.over(one[0] for _, points in shown for one in points)
-    up = Span.over((one[1] for _, points in shown for one in points), from_zero=from_zero)
+    across = x or Span.over(one[0] for *_, points in shown for one in points)
+    up = Span.over((one[1] for *_, points in shown for one in points), from_zero=from_zero)
+
+    heights = [(value, y_words(value)) for value in rounds(up)]
+    left = 12 + LETTER * max((len(words) for _, words in heights), default=0)
 
     def at_x(value: float) -> float:
-        return round(LEFT + across.part(value) * (WIDTH - LEFT - RIGHT), 1)
+        return round(left + across.part(value) * (WIDTH - left - RIGHT), 1)
 
     def at_y(value: float) -> float:
         return round(HEIGHT - BOTTOM - up.part(value) * (HEIGHT - TOP - BOTTOM), 1)
 
     lines = []
-    for number, (name, points) in enumerate(shown):
+    for number, name, points in shown:
         placed = [(at_x(a), at_y(b)) for a, b in points]
         alone = as_dots or len(placed) == 1
         path = "" if alone else " ".join(f"{a:g},{b:g}" for a, b in placed)
-        lines.append(PlotLine(name, path, placed if alone else [], number % 6))
+        lines.append(PlotLine(name, path, placed if alone else [], number))
     return Plot(
         label=label,
         lines=lines,
@@ -140,8 +144,9 @@ def plot(
             if 0 <= across.part(value) <= 1
         ],
         x_ticks=[Tick(at_x(value), words) for value, words in x_ticks(across)],
-        y_ticks=[Tick(at_y(value), y_words(value)) for value in rounds(up)],
+        y_ticks=[Tick(at_y(value), words) for value, words in heights],
         x_label=x_label,
+        left=left,
     )
 
 
@@ -157,15 +162,26 @@ def step_ticks(span: Span) -> list[tuple[float, str]]:
     return [(value, f"{value:,.0f}") for value in rounds(span) if value == int(value)]
 
 
-def time_ticks(span: Span) -> list[tuple[float, str]]:
-    """Of an axis of wall-clock times: round times of the day, in UTC."""
+def duration_ticks(span: Span) -> list[tuple[float, str]]:
+    """Of an axis of seconds since something began."""
+    _, places = _round_times(span)
+    return [(place, units.seconds(place) if place else "0") for place in places]
+
+
+def _round_times(span: Span) -> tuple[int, list[float]]:
+    """Seconds between two ticks, and where these are."""
     wide = span.high - span.low
     step = next((one for one in _STEPS_S if wide / one <= _TICKS + 1), None)
     if step is None:
         step = DAY_S * max(1, math.ceil(wide / DAY_S / _TICKS))
     first, last = math.ceil(span.low / step), math.floor(span.high / step)
+    return step, [float(n * step) for n in range(first, last + 1)]
+
+
+def time_ticks(span: Span) -> list[tuple[float, str]]:
+    """Of an axis of wall-clock times: round times of the day, in UTC."""
+    step, places = _round_times(span)
     say = units.day if step >= DAY_S else units.clock
-    places = [n * step for n in range(first, last + 1)]
     words = [say(place).removesuffix(" UTC") for place in places]
     if 60 <= step < DAY_S:  # whole minutes: on a phone there is no room for their seconds
         words = [one.removesuffix(":00") for one in words]

@@ -16,9 +16,11 @@ from rich.text import Text
 
 from outlast import units
 from outlast.ledger.events import Event
-from outlast.ledger.goodput import NOT_HELD, Goodput, Part
+from outlast.ledger.goodput import Goodput, Part
 from outlast.ledger.incidents import Incident, Slow
+from outlast.prices import NO_PRICES, Prices
 from outlast.report.facts import Facts, Forecast, State, Storm, facts
+from outlast.report.money import Money
 
 PART_WORDS: Final[dict[Part, tuple[str, str]]] = {
     "productive": ("productive", "green"),
@@ -42,39 +44,31 @@ ATTEMPTS_TOLD: Final = 5  # the newest ones
 def where_time_went(
     goodput: Goodput,
     *,
-    machines: Goodput | None = None,
-    price: float | None = None,
+    money: Money | None = None,
     bar_width: int = 20,
 ) -> list[Text]:
     """One line for each part that took any time, and one for the whole.
 
     Args:
         goodput: the job's time in worker-seconds.
-        machines: the same in machine-seconds, to put a price on each part.
-        price: per machine and hour; with ``machines``, adds a column.
+        money: what it cost; adds a column.
         bar_width: cells of a bar that stands for everything; 0 for no bars.
     """
     if not goodput.total:
         return [Text("no time has passed yet")]
     parts = goodput.parts()
     percents = dict(zip(parts, units.percents(list(parts.values())), strict=True))
-    lines = []
+    lines, paid = [], money or Money()
     for part, worker_seconds in parts.items():
         if not worker_seconds:
             continue
         name, style = PART_WORDS[part]
-        money = None
-        if machines is not None and price is not None:
-            # Nobody pays for the machines that a job waits for.
-            money = 0.0 if part in NOT_HELD else machines.parts()[part] / 3600 * price
-        line = _row(percents[part], name, worker_seconds, money)
+        line = _row(percents[part], name, worker_seconds, paid.parts.get(part))
         if bar_width:
             bar = _bar(worker_seconds / goodput.total, bar_width)
             line.append("  ").append(bar, style=style)
         lines.append(line)
-    held = None if machines is None else machines.held
-    money = None if held is None or price is None else held / 3600 * price
-    lines.append(_row(100.0, "worker time", goodput.total, money))
+    lines.append(_row(100.0, "worker time", goodput.total, paid.cost))
     return lines
 
 
@@ -109,7 +103,7 @@ def breakdown_lines(job: Facts) -> list[Text]:
         lines += [_line(f"attempt {number}", parts_of(parts)) for number, parts in newest]
     if len(job.by_machine) > 1:
         lines += [
-            _line("machine", f"{name or 'not known'}, {parts_of(parts)}")
+            _line("machine", f"{machine_words(job, name)}, {parts_of(parts)}")
             for name, parts in job.by_machine.items()
         ]
     for tier, one in job.by_tier.items():
@@ -161,14 +155,13 @@ def summary(
     events: Iterable[Event],
     *,
     now: float | None = None,
-    price_spot: float | None = None,
-    price_on_demand: float | None = None,
+    prices: Prices = NO_PRICES,
 ) -> list[Text]:
     """The job in a few lines: id and state, steps, attempts, goodput, incidents, money.
 
     Arguments are those of :func:`outlast.report.facts.facts`.
     """
-    job = facts(events, now=now, price_spot=price_spot, price_on_demand=price_on_demand)
+    job = facts(events, now=now, prices=prices)
     return summary_lines(job, now=now)
 
 
@@ -213,14 +206,43 @@ def summary_lines(job: Facts, *, now: float | None = None, num_unread: int = 0) 
         _line("preflight", f"{machine} was left out: {why}")
         for machine, why in sorted(job.unfit.items())
     ]
-    if job.cost is not None and job.cost_lost is not None:
-        words = f"{job.cost:,.2f}, of which {job.cost_lost:,.2f} lost"
-        if job.cost_saved is not None:
-            than = "less" if job.cost_saved >= 0 else "more"
-            words += f"; {abs(job.cost_saved):,.2f} {than} than on demand"
-        price = f"{job.price:g} per machine and hour, {job.priced_as}"
-        lines.append(_line("cost", f"{words} ({price})"))
+    if job.money is not None:
+        lines.append(_line("cost", cost_words(job.money)))
     return lines
+
+
+def machine_words(job: Facts, name: str) -> str:
+    """A machine's name, and its kind where that is known."""
+    kind = job.kinds.get(name)
+    return f"{name} ({kind})" if kind else name or "not known"
+
+
+def cost_words(paid: Money) -> str:
+    """What a job cost, of which so much is lost, at which prices; and what has no price."""
+    words = []
+    if paid.cost is not None and paid.lost is not None:
+        words.append(f"{paid.cost:,.2f}, of which {paid.lost:,.2f} lost")
+        if paid.saved is not None:
+            than = "less" if paid.saved >= 0 else "more"
+            words.append(f"{abs(paid.saved):,.2f} {than} than on demand")
+        words[-1] += f" ({price_words(paid)})"
+    unpriced = [one for one in paid.kinds if one.price is None and one.held_s]
+    if unpriced:
+        names = ", ".join(one.kind or "an unknown kind" for one in unpriced)
+        words.append(
+            f"without {units.seconds(paid.unpriced_s)} of machines of {names}: no price is set for "
+            "them under [price]"
+        )
+    return "; ".join(words)
+
+
+def price_words(paid: Money) -> str:
+    """At which prices."""
+    priced = [one for one in paid.kinds if one.price is not None]
+    if len({(one.price, one.priced_as) for one in priced}) <= 1:
+        return f"{paid.price:g} per machine and hour, {paid.priced_as}"
+    told = [f"{one.kind or 'others'} {one.price:g} {one.priced_as}" for one in priced]
+    return f"per machine and hour: {', '.join(told)}"
 
 
 def storm_lines(storm: Storm) -> list[Text]:
@@ -272,9 +294,10 @@ def forecast_lines(job: Facts) -> list[Text]:
         day = units.day(found.planned.planned_t)
         every = units.seconds(found.planned.interval_s)
         lines.append(_line("plan", f"of {day}, with a save every {every}"))
-    predicted = found.cost_predicted(job.cost, job.price)
+    paid = job.money or Money()
+    predicted = found.cost_predicted(paid.cost, paid.price)
     if predicted is not None:
-        lines.append(_line("cost", f"{predicted:,.2f} predicted, {job.cost:,.2f} measured"))
+        lines.append(_line("cost", f"{predicted:,.2f} predicted, {paid.cost:,.2f} measured"))
     if found.regret is not None and found.best_interval_s is not None:
         words = (
             f"{units.seconds(found.interval_s)} between checkpoints; of fixed intervals "

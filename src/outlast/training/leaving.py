@@ -34,7 +34,7 @@ from outlast.ledger.file import Follower
 from outlast.ledger.measured import Measured
 from outlast.ledger.narrator import say
 from outlast.notice import UNKNOWN_GRACE_S, Notice
-from outlast.notice.desk import PlatformDesk, answer_to, drain_tiers, request_of
+from outlast.notice.desk import PlatformDesk, answer_to, drain_tiers, kind_fields, request_of
 from outlast.notice.platform import Chosen
 from outlast.notice.signals import SignalNotice, signal_notice
 from outlast.policy.drain import LEAVING_S, DrainPlan, leaving_s, plan
@@ -441,4 +441,7 @@ class Hearing:
     def _on_platform(self, chosen: Chosen) -> None:
         if self.way.books.link.rank == 0 and chosen.watchers:
             say(chosen.reason)
-        self.way.books.grace_check.found(chosen)
+        books = self.way.books
+        books.grace_check.found(chosen)
+        if fields := kind_fields(self._settings, chosen):
+            books.ledger.append("machine", durable=False, **fields)

@@ -65,7 +65,7 @@ class TierTurns:
         told: Mapping[str, float] | None = None,
     ) -> None:
         self._tiers = settings.tiers
-        self._hour_price = settings.price_spot or settings.price_on_demand
+        self._prices, self._kind = settings.prices, settings.price_kind
         self._on_change = on_change
         machines = int(os.environ.get("GROUP_WORLD_SIZE", "1"))
         copies = bool(num_replicas(settings.peer_replicas, machines))
@@ -167,12 +167,14 @@ class TierTurns:
         if seen is None:
             return None
         money = tier.gb_price * self._measured.sizes.get(tier.name, 0) / 1e9
+        kinds = self._measured.kinds.values() or [self._kind or ""]
+        hour_price = self._prices.mean(kinds)
         # The first tier is written while the snapshot is taken, not from an earlier copy of it.
         is_first = tier is self._tiers[0]
         return Cost(
             copy_s=seen.slow_s,
             slowed=BURDEN if is_first else self._interference.slowed(tier.name),
-            money_s=money / self._hour_price * HOUR_S if self._hour_price else 0.0,
+            money_s=money / hour_price * HOUR_S if hour_price else 0.0,
         )
 
 

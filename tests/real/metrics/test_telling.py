@@ -16,6 +16,7 @@ from floor import TRAIN, Job, free_port, until
 from outlast.health.exporter import TellSetup
 from outlast.ledger.file import Ledger, read_events
 from outlast.metrics.teller import Teller
+from outlast.prices import NO_PRICES
 
 STEPS = 120
 SECRET = "s3cr3tpath"
@@ -137,7 +138,14 @@ def test_mail(floor):
 def teller(directory, hook, node="here", **more):
     setup = TellSetup(least="info", group_s=0.2, per_hour=more.pop("per_hour", 12), is_agent=True)
     return Teller(
-        setup, (hook.url,), job="j", directory=directory, node=node, price=None, say=print, **more
+        setup,
+        (hook.url,),
+        job="j",
+        directory=directory,
+        node=node,
+        prices=NO_PRICES,
+        say=print,
+        **more,
     )
 
 

@@ -137,6 +137,20 @@ def test_notice_and_withdrawn(cloud, server, watcher):
     assert watcher.errors == 0
 
 
+def test_what_kind_of_machine_it_is(server, watcher):
+    assert watcher.machine_kind() == ""
+    assert watcher.polls == 0
+    server.kind = "p5.48xlarge"
+    assert watcher.machine_kind() == "p5.48xlarge"
+    for faults in SPOILED.values():
+        for fault, _ in faults:
+            server.inject(fault)
+            assert watcher.machine_kind() == "", fault
+    server.inject(AnswerFault())
+    assert watcher.machine_kind() == "p5.48xlarge"
+    assert watcher.poll() is None
+
+
 @pytest.mark.parametrize("row", SPOILED)
 def test_spoiled_answers_are_errors_and_the_notice_is_heard_after_them(cloud, server, row):
     for fault, said in SPOILED[row]:

@@ -1,13 +1,16 @@
 """The report and the live page as a browser has them: for a mouse, a keyboard, a phone, paper."""
 
 import http.client
+import shutil
 
 import pytest
+from click.testing import CliRunner
 from floor import TRAIN, Job, free_port, until
 
 from browser import BrowserPage, axe_path, chromium
+from outlast.cli.report import command
 from outlast.report.page import page
-from report_story import PRICES, START_T, story, write_story
+from report_story import PRICES, START_T, story, write_stories, write_story
 
 SEEN = [(1100, "light"), (1100, "dark"), (390, "light"), (390, "dark")]
 MOST_BYTES = 300_000
@@ -30,7 +33,7 @@ def _report(tmp_path_factory):
     job = tmp_path_factory.mktemp("story") / "job"
     write_story(job)
     path = job / "report.html"
-    path.write_text(page(story(), job, **PRICES), encoding="utf-8")
+    path.write_text(page(story(), job, prices=PRICES), encoding="utf-8")
     assert path.stat().st_size < MOST_BYTES
     return path.as_uri()
 
@@ -60,6 +63,43 @@ def test_the_report_of_a_job_with_every_trouble(browser, report):
     for expected in ("memory", "hang", "node-3", "Predicted and measured"):
         assert expected in words
     assert 1 < browser.printed_pages() <= MOST_SHEETS
+
+
+# Words of a picture that begin before it does, or end behind it.
+CUT_OFF = """[...document.querySelectorAll("svg text")].filter(one => {
+  const words = one.getBoundingClientRect(), all = one.closest("svg").getBoundingClientRect();
+  return words.left < all.left - 0.5 || words.right > all.right + 0.5
+}).map(one => one.textContent)"""
+
+
+def test_no_words_of_a_picture_are_cut_off(browser, report, tmp_path):
+    jobs = map(str, write_stories(tmp_path))
+    path = tmp_path / "compare.html"
+    result = CliRunner().invoke(command, [*jobs, "--compare", "-o", str(path)])
+    assert result.exit_code == 0, result.output
+    for url in (report, path.as_uri()):
+        for width in (1100, 390):
+            browser.show(width=width, scheme="light")
+            browser.open(url)
+            assert browser.run("document.querySelectorAll('svg text').length") > 10
+            assert browser.run(CUT_OFF) == []
+
+
+def test_three_jobs_and_twenty_four_compared(browser, tmp_path):
+    jobs = write_stories(tmp_path)
+    more = [tmp_path / f"copy-{n}" / "llama-sft" for n in range(21)]
+    for place in more:
+        shutil.copytree(jobs[0], place)
+    for given in (jobs, [*jobs, *more]):
+        path = tmp_path / f"compare-{len(given)}.html"
+        result = CliRunner().invoke(command, [*map(str, given), "--compare", "-o", str(path)])
+        assert result.exit_code == 0, result.output
+        assert path.stat().st_size < MOST_BYTES
+        look(browser, path.as_uri())
+        words = browser.run("document.body.innerText")
+        for expected in (f"{len(given)} jobs compared", "on-demand/llama-sft", "checkpoint.every"):
+            assert expected in words
+        assert 1 < browser.printed_pages() <= MOST_SHEETS
 
 
 def test_a_job_that_has_hardly_begun(browser, tmp_path):

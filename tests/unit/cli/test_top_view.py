@@ -14,10 +14,10 @@ from rich.console import Console
 from outlast import config
 from outlast.cli import cli
 from outlast.cli.top.draw import ViewScreen, screen, status_line
-from outlast.cli.top.view import Following, settings_of, to_json
+from outlast.cli.top.view import Following, to_json
 from outlast.ledger.events import EVENT_NAMES, Event, encode
 from outlast.ledger.file import FILE_NAME
-from outlast.ledger.job import Job
+from outlast.ledger.job import Job, settings_of
 from outlast.peer import claims
 from outlast.peer.claims import Claim, Claims, SignOfLife, this_process
 from outlast.storage import Directory

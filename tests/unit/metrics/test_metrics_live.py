@@ -1,5 +1,7 @@
 """The live page: the report's, written once for many readers, never a traceback."""
 
+from unit_prices import priced
+
 from outlast.ledger import file
 from outlast.ledger.file import FILE_NAME, Ledger
 from outlast.metrics import live
@@ -16,7 +18,7 @@ def test_it_is_the_jobs_page_and_is_written_once(tmp_path, monkeypatch):
     written = []
     page = live.page
     monkeypatch.setattr(live, "page", lambda *a, **k: written.append(1) or page(*a, **k))
-    shown = LivePage(tmp_path, 1.0, None)
+    shown = LivePage(tmp_path, priced(1.0))
     answers = {shown.answer(ASKED) for _ in range(50)}
     assert len(written) == len(answers) == 1
     (answer,) = answers
@@ -26,10 +28,10 @@ def test_it_is_the_jobs_page_and_is_written_once(tmp_path, monkeypatch):
 
 
 def test_a_ledger_that_is_not_there_or_too_large(tmp_path, monkeypatch):
-    assert LivePage(tmp_path, None, None).answer(ASKED).status.startswith("503")
+    assert LivePage(tmp_path).answer(ASKED).status.startswith("503")
     (tmp_path / FILE_NAME).write_bytes(b"\n" * 100)
     monkeypatch.setattr(live, "MOST_BYTES", 99)
-    answer = LivePage(tmp_path, None, None).answer(ASKED)
+    answer = LivePage(tmp_path).answer(ASKED)
     assert answer.status.startswith("503")
     assert b"outlast report" in answer.body
 
@@ -46,7 +48,7 @@ def test_it_follows_the_ledger_and_reads_each_line_once(tmp_path, monkeypatch):
     monkeypatch.setattr(file, "decode", lambda line: decoded.append(1) or decode(line))
     monkeypatch.setattr(live, "KEPT_S", 0)
     monkeypatch.setattr(live, "SHARE", float("inf"))
-    shown = LivePage(tmp_path, None, None)
+    shown = LivePage(tmp_path)
     for attempt in (1, 2, 3):
         grow(tmp_path, attempt)
         body = shown.answer(ASKED).body.decode()
@@ -58,7 +60,7 @@ def test_what_nobody_looks_at_is_forgotten_and_read_again_when_somebody_does(tmp
     grow(tmp_path, 1)
     now_s = [1000.0]
     monkeypatch.setattr(live.time, "monotonic", lambda: now_s[0])
-    shown = LivePage(tmp_path, None, None)
+    shown = LivePage(tmp_path)
     first = shown.answer(ASKED)
     shown.rest()
     assert shown.num_kept == 1

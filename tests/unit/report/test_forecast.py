@@ -1,6 +1,7 @@
 """What a plan would have said, against what a ledger tells."""
 
 import pytest
+from unit_prices import priced
 
 from outlast.ledger.events import Event
 from outlast.report.facts import facts, to_json
@@ -47,15 +48,15 @@ def story(saves_every, losses=(), until=1000):
 
 
 def test_a_quiet_job_did_a_little_better_than_predicted():
-    job = facts(story(10), price_spot=2.0)
+    job = facts(story(10), prices=priced(2.0))
     found = job.forecast
     assert found.interruptions == 0
     assert found.interruptions_predicted == pytest.approx(0.1 * 10100 / 3600, rel=0.01)
     assert found.interval_s == pytest.approx(100.0, rel=0.02)
     assert found.productive > found.productive_predicted > 0.95
     assert found.regret is None
-    assert found.cost_predicted(job.cost) == pytest.approx(
-        job.cost * found.productive / found.productive_predicted
+    assert found.cost_predicted(job.money.cost) == pytest.approx(
+        job.money.cost * found.productive / found.productive_predicted
     )
 
 
@@ -71,12 +72,12 @@ def test_one_that_saved_too_seldom_is_told_so():
 
 def test_it_is_in_words_and_in_numbers():
     events = story(50, [90, 190])
-    lines = [line.plain for line in forecast_lines(facts(events, price_spot=2.0))]
+    lines = [line.plain for line in forecast_lines(facts(events, prices=priced(2.0)))]
     assert [line.split()[0] for line in lines] == [
         *("goodput", "failures", "plan", "cost", "interval")
     ]
     assert "predicted at one in 10 h, 2 measured" in lines[1]
-    numbers = to_json(events, price_spot=2.0)["forecast"]
+    numbers = to_json(events, prices=priced(2.0))["forecast"]
     assert numbers["num_interruptions"] == 2
     assert numbers["cost_measured"] > 0
     assert 0 <= numbers["regret_fraction"] < 1
@@ -105,26 +106,26 @@ def planned(events, **more):
 
 
 def test_what_a_kept_plan_said_stands_beside_what_came():
-    job = facts(planned(story(50, [90, 190])), price_spot=2.0)
+    job = facts(planned(story(50, [90, 190])), prices=priced(2.0))
     found = job.forecast
     hours = found.ran_h
     assert found.interruptions_predicted == pytest.approx(2 * hours)
     assert found.productive_predicted == 0.5
-    assert found.cost_predicted(job.cost, job.price) == pytest.approx(
-        2 * job.cost * found.productive
+    assert found.cost_predicted(job.money.cost, job.money.price) == pytest.approx(
+        2 * job.money.cost * found.productive
     )
     lines = [line.plain for line in forecast_lines(job)]
     assert f"{2 * hours:.1f} predicted ({hours:.1f} to {4 * hours:.1f}), 2 measured" in lines[1]
     assert "of 1970-01-12, with a save every 11 min 40 s" in lines[2]
-    numbers = to_json(planned(story(50, [90, 190])), price_spot=2.0)["forecast"]
+    numbers = to_json(planned(story(50, [90, 190])), prices=priced(2.0))["forecast"]
     assert numbers["plan"]["rate_source"] == "given as 2/h"
 
 
 def test_a_plans_own_price_counts():
     events = planned(story(50, [90, 190]), price_per_machine_hour=6.0)
-    job = facts(events, price_spot=2.0)
-    assert job.forecast.cost_predicted(job.cost, job.price) == pytest.approx(
-        3 * 2 * job.cost * job.forecast.productive
+    job = facts(events, prices=priced(2.0))
+    assert job.forecast.cost_predicted(job.money.cost, job.money.price) == pytest.approx(
+        3 * 2 * job.money.cost * job.forecast.productive
     )
 
 

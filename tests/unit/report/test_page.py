@@ -5,6 +5,7 @@ import re
 
 import pytest
 from click.testing import CliRunner
+from unit_prices import priced
 
 from outlast.cli.report import command
 from outlast.ledger.events import Event
@@ -75,7 +76,7 @@ def a_job(error="MemoryError", num_losses=1):
 
 
 def test_it_is_whole_and_asks_nobody():
-    text = page(a_job(), now=None, price_spot=2.0, price_on_demand=6.0)
+    text = page(a_job(), now=None, prices=priced(2.0, 6.0))
     read = Reader(text)
     assert not read.open
     assert len(read.ids) == len(set(read.ids))

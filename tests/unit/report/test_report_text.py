@@ -6,11 +6,13 @@ import json
 
 import pytest
 from rich.console import Console
+from unit_prices import priced
 
 from outlast.ledger.events import Event
-from outlast.ledger.goodput import PARTS, Goodput
+from outlast.ledger.goodput import PARTS, Goodput, Split
 from outlast.ledger.incidents import Incident
 from outlast.report.facts import facts, to_json
+from outlast.report.money import money
 from outlast.report.text import incident_lines, slow_line, summary, where_time_went
 
 _MONO = itertools.count()
@@ -82,8 +84,11 @@ def test_what_is_not_nothing_can_be_seen_and_bars_can_be_left_out():
 
 
 def test_each_part_has_its_price_and_waiting_costs_nothing():
-    machines = Goodput(productive=3600.0, waiting=7200.0, total=10_800.0)
-    lines = plain(where_time_went(machines, machines=machines, price=0.7, bar_width=0))
+    parts = {"productive": 3600.0, "waiting": 7200.0}
+    machines = Goodput(**parts, total=10_800.0)
+    spent = Split(machines=machines, machines_by_name={"a": {**dict.fromkeys(PARTS, 0.0), **parts}})
+    paid = money(spent, {}, priced(0.7))
+    lines = plain(where_time_went(machines, money=paid, bar_width=0))
     assert [line.split()[-1] for line in lines] == ["0.70", "0.00", "0.70"]
 
 
@@ -121,7 +126,7 @@ def test_an_incident_of_which_little_is_known_takes_two_lines(closed, words):
 
 
 def test_the_summary():
-    assert plain(summary(killed(), price_spot=0.7, price_on_demand=1.0)) == [
+    assert plain(summary(killed(), prices=priced(0.7, 1.0))) == [
         "job tiny: finished",
         "  steps     1,800 steps, 600 of them replayed",
         "  attempts  2 attempts",
@@ -134,9 +139,9 @@ def test_the_summary():
         ),
     ]
     # 2 machine-hours at 0.70 were spent; 1.33 h on demand would have done without the loss.
-    cheap = plain(summary(killed(), price_spot=0.5, price_on_demand=1.0))[-1]
+    cheap = plain(summary(killed(), prices=priced(0.5, 1.0)))[-1]
     assert "1.00, of which 0.50 lost; 0.33 less than on demand" in cheap
-    assert "on demand" in plain(summary(killed(), price_on_demand=1.0))[-1]
+    assert "on demand" in plain(summary(killed(), prices=priced(on_demand=1.0)))[-1]
     assert len(summary(killed())) == 6
     assert plain(summary([])) == ["no job has been started here: the ledger is empty"]
 
@@ -232,14 +237,14 @@ def test_an_examination_after_the_end_is_no_time_of_the_job():
 def test_money_is_for_machines_that_were_held():
     events = [*killed()[:-1], ev(3300.0, "drained", 2, step=1800, committed=True)]
     events += [ev(3300.0, "job_finished", 2, exit_code=75), ev(9300.0, "job_started", 2)]
-    job = facts(events, price_on_demand=3.6)
+    job = facts(events, prices=priced(on_demand=3.6))
     assert job.machines.waiting == 12_000.0
-    assert job.cost == pytest.approx(2 * 3300 * 3.6 / 3600)
-    assert job.cost_lost == pytest.approx(2 * 1500 * 3.6 / 3600)
+    assert job.money.cost == pytest.approx(2 * 3300 * 3.6 / 3600)
+    assert job.money.lost == pytest.approx(2 * 1500 * 3.6 / 3600)
 
 
 def test_to_json_is_plain_data_with_units_in_names():
-    data = to_json(killed(), price_spot=0.7)
+    data = to_json(killed(), prices=priced(0.7))
     assert json.loads(json.dumps(data)) == data
     assert sum(data["workers_s"].values()) == pytest.approx(data["workers_total_s"])
     assert tuple(data["workers_s"]) == tuple(data["machines_s"]) == PARTS

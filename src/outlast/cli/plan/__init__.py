@@ -56,6 +56,7 @@ from outlast.cli.quantities import (
 )
 from outlast.errors import ConfigError
 from outlast.policy.interval import Costs, best_h
+from outlast.prices import PriceList, Prices
 from outlast.report.chart import write
 
 _EXAMPLE: Final[dict[str, Any]] = {
@@ -247,7 +248,7 @@ def _keep(answers: dict[str, PlanAnswer], inputs: dict[str, Any], *, is_example:
         )
     data = answers["interval"].data
     wall = next(row["wall_h_per_useful_h"] for row in data["models"] if row["chosen"])
-    price = inputs["spot_price"] if inputs["spot_price"] is not None else inputs["on_demand_price"]
+    spot, on_demand = (PriceList(other=inputs[f"{name}_price"]) for name in ("spot", "on_demand"))
     prediction = Prediction(
         planned_t=time.time(),
         failures_per_h=data["failures_per_h"],
@@ -259,7 +260,7 @@ def _keep(answers: dict[str, PlanAnswer], inputs: dict[str, Any], *, is_example:
         checkpoint_s=3600 * data["checkpoint_h"],
         restore_s=3600 * data["restore_h"],
         detect_s=3600 * data["detect_h"],
-        price_per_machine_hour=price,
+        price_per_machine_hour=Prices(spot=spot, on_demand=on_demand).of(""),
     )
     return keep_plan(prediction, config.load({}).dir)
 

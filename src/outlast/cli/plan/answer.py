@@ -321,11 +321,12 @@ def own() -> OwnJob | None:
 
 
 def prices() -> tuple[float | None, float | None]:
-    """Those that the settings name, per machine and hour: spot and on demand."""
+    """Those that the settings name for this kind of machine, per hour: spot and on demand."""
     from outlast import config
 
     settings = config.load({})
-    return settings.price_spot, settings.price_on_demand
+    kind = settings.price_kind or ""
+    return settings.price_spot.of(kind), settings.price_on_demand.of(kind)
 
 
 def _middle_h(seconds: Iterable[object]) -> float | None:

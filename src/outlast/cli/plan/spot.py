@@ -33,7 +33,7 @@ from outlast.planner.intervals import MODELS, SpotOffer, linear_validity, offers
 from outlast.policy.interval import Costs
 from outlast.report.chart import Chart, Curve, Mark, decades
 
-_NO_PRICE: Final = "outlast.toml has none under [price]"
+_NO_PRICE: Final = "outlast.toml has none under [price] for this kind of machine"
 _FREE: Final = "--on-demand 0: machines on demand for nothing need no plan"
 
 

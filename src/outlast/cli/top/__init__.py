@@ -27,9 +27,9 @@ from rich.text import Text
 
 from outlast import config
 from outlast.cli.top.draw import ViewScreen, place_of, screen, status_line
-from outlast.cli.top.view import Following, View, settings_of, to_json
+from outlast.cli.top.view import Following, View, to_json
 from outlast.ledger.file import FILE_NAME
-from outlast.ledger.job import read_job
+from outlast.ledger.job import read_job, settings_of
 from outlast.ledger.narrator import log_time
 from outlast.report.text import Paper
 

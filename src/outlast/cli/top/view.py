@@ -31,10 +31,8 @@ from typing import Any, Final, Literal
 
 import msgspec
 
-from outlast import config
 from outlast.attempt.beat import Phase
 from outlast.config import Settings
-from outlast.errors import ConfigError
 from outlast.health.exporter import cadence_of
 from outlast.health.watched import Begin, Watched, find_words
 from outlast.ledger.events import Event
@@ -46,6 +44,7 @@ from outlast.ledger.measured import SampledSteps
 from outlast.metrics.folded import JobFold, Tally
 from outlast.peer.claims import Onlooker
 from outlast.report.facts import Facts, State, StateFold
+from outlast.report.money import Money, money
 from outlast.storage import Directory
 
 CHUNK_BYTES: Final = 1 << 20
@@ -56,7 +55,6 @@ NEWEST: Final = 50  # samples, and steps of a rank
 HANGS: Final = 100  # whose stacks are remembered
 LOOK_S: Final = 1.0  # between two looks at the claims
 SLOW: Final = 0.9
-OF_THE_JOB: Final = ("checkpoint.every", "price.spot", "price.on_demand")
 Standing = Literal["gone", "silent"]
 _STARTING: Final[tuple[Part, ...]] = ("starting", "building", "paused")
 
@@ -234,19 +232,6 @@ class View(msgspec.Struct, frozen=True, kw_only=True):
         return self.state not in ("running", "silent", "drained", "not started")
 
 
-def settings_of(directory: str | None, read: Settings, job: Job) -> Settings:
-    """The settings here; where they are at their defaults, the job's own of when it was begun."""
-    own = {
-        key: job.settings[key]
-        for key in OF_THE_JOB
-        if read.origin[key] == "default" and job.settings.get(key)
-    }
-    try:
-        return config.load({"dir": directory, **own})
-    except ConfigError:  # of another version, which has written it in another way
-        return read
-
-
 class _LedgerSeen:
     """What the view needs of the ledger and no other fold has."""
 
@@ -369,6 +354,7 @@ class Following:
         pace_s = statistics.median(seen.paces) if seen.paces else None
         left = self._left(step, split) if is_running else (None, None)
         job = self._facts(state, split, told)
+        paid = job.money or Money()
         slow = {
             (node, int(rank)): factor
             for (node, rank), factor in tally.values["outlast_rank_slowdown_ratio"].items()
@@ -408,10 +394,10 @@ class Following:
                 slow,
                 {node for node, until_t in self._fold.left_out.items() if until_t > steady},
             ),
-            price_per_machine_hour=job.price,
-            priced_as=job.priced_as,
-            cost=job.cost,
-            cost_lost=job.cost_lost,
+            price_per_machine_hour=paid.price,
+            priced_as=paid.priced_as,
+            cost=paid.cost,
+            cost_lost=paid.lost,
             num_incidents=so_far.num_incidents,
             incidents=[
                 self._incident(first + i, one, steady, pace_s, is_running=is_running)
@@ -423,9 +409,8 @@ class Following:
 
     def _facts(self, state: State | Standing, split: Split, told: list[Incident]) -> Facts:
         """As the report has them, for what it makes of them."""
-        end, spot = self._ledger.state.end, self._settings.price_spot
+        end = self._ledger.state.end
         exit_code = None if end is None else end.get("exit_code")
-        on_demand = self._settings.price_on_demand
         return Facts(
             job=self._job.id,
             state=self._ledger.state.state,
@@ -438,9 +423,8 @@ class Following:
             waited_s=0.0,
             committed_step=None,
             last_event_t=self._fold.so_far.newest_t,
-            price=on_demand if spot is None else spot,
-            priced_as="on demand" if spot is None else "spot",
-            price_on_demand=on_demand,
+            kinds=self._fold.measured.kinds,
+            money=money(split, self._fold.measured.kinds, self._settings.prices),
         )
 
     def _standing(self, steady: float) -> State | Standing:
