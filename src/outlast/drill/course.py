@@ -28,7 +28,7 @@ from outlast.drill.grade import Grade, RunEnd, grade
 from outlast.drill.rehearsal import Rehearsal
 from outlast.drill.target import Target
 from outlast.drill.workplace import JobScript, empty_place
-from outlast.errors import ConfigError
+from outlast.errors import ConfigError, Exit
 
 UNDISTURBED: Final = "undisturbed"
 STEPS: Final = 60
@@ -36,7 +36,9 @@ STEPS: Final = 60
 TRAINED_S: Final = 8.0
 STUCK_S: Final = 120.0  # without a step, in a run that nothing disturbs
 RECOVERY_S: Final = 180.0  # for a disturbed one, besides what the undisturbed one took
+FIRST_STEP_S: Final = 600.0  # libraries are loaded, models compiled, data sets read
 TAIL_LINES: Final = 6
+LINE_MAX: Final = 400
 
 
 class DrillSetup(NamedTuple):
@@ -135,8 +137,11 @@ class Drill:
             ConfigError: the script does not come to the first step by itself.
             NetworkError: the machines cannot be made.
         """
+        with empty_place(self._setup.root):
+            return self._conducted(plan)
+
+    def _conducted(self, plan: Callable[[Bounds, Target], Sequence[PlannedFault]]) -> DrillResult:
         since_s = time.monotonic()
-        empty_place(self._setup.root)
         undisturbed = self._undisturbed(UNDISTURBED, self._setup.steps)
         reached = RunHistory(undisturbed.records).reached()
         reached = min(self._setup.steps or reached, reached)
@@ -197,13 +202,7 @@ class Drill:
             since_s = time.monotonic()
             job.start()
             end = self._to_the_end(job, label, since_s, STUCK_S, steps=steps)
-        if not end.records or not RunHistory(end.records).reached():
-            lines = end.output.read_text(errors="replace").strip().splitlines()
-            said = "\n  ".join(lines[-TAIL_LINES:])
-            raise ConfigError(
-                "the script does not come to the end of its first step by itself, undisturbed; "
-                f"it said:\n  {said}\nAll of it: {end.output}"
-            )
+        _refuse_failed(end, steps or STEPS)
         return end
 
     def _disturbed(
@@ -263,7 +262,7 @@ class Drill:
             is_long = steps is not None or now_s - (trains_since_s or now_s) >= TRAINED_S
             stands = striker is None or striker.is_answered()
             is_far = job.all_completed() >= (steps or STEPS) and is_long and stands
-            return is_far or now_s - moved_s > stuck_s
+            return is_far or now_s - moved_s > (stuck_s if newest else max(stuck_s, FIRST_STEP_S))
 
         job.wait(is_done, limit_s=float("inf"))
         if striker is not None:
@@ -280,6 +279,33 @@ class Drill:
             directory=job.directory,
             output=job.place.log,
         )
+
+
+def _refuse_failed(end: RunEnd, steps: int) -> None:
+    """A job that does not come far by itself cannot be graded.
+
+    Raises:
+        ConfigError: it made no step, has failed, or stands still.
+    """
+    reached = RunHistory(end.records).reached() if end.records else 0
+    failed = [code for code in end.exit_codes if code not in (Exit.FINISHED, Exit.DRAINED)]
+    if not reached:
+        what = "does not come to the end of its first step by itself"
+    elif failed:
+        what = f"fails by itself behind step {reached} (exit {failed[0]})"
+    elif reached < steps and not end.exit_codes:
+        what = f"stands still by itself behind step {reached}, for {STUCK_S:.0f} s"
+    else:
+        return
+    lines = end.output.read_text(errors="replace").strip().splitlines()
+    said = "\n  ".join(line[:LINE_MAX] for line in lines[-TAIL_LINES:])
+    # The copy lies deeper: what is beside the directory isn't beside the copy.
+    away = any(word in said for word in ("FileNotFoundError", "ModuleNotFoundError"))
+    raise ConfigError(
+        f"the script {what}, undisturbed; it said:\n  {said}\n"
+        f"All of it: {end.output}"
+        + ("\nIt ran in a copy of this directory: give paths outside of it in full" * away)
+    )
 
 
 class _Striker:
@@ -352,6 +378,7 @@ class _Striker:
             for place in job.machines:
                 if place.is_down:  # a notice's time was over, and the machine has gone
                     place.start()
+            self._is_healed = True  # the job may end from here on, also short of the drill's steps
         finally:
             self.is_over = True
 

@@ -141,6 +141,7 @@ def test_other_examples_are_proved(floor, tmp_path, command):
     [
         (["--", "nowhere.py"], 2, "there is no script nowhere.py"),
         (["--steps", "5", "--at", "5", "--", "recorded.py"], 2, "leave no step behind the resume"),
+        (["--steps", "2", "--", "recorded.py"], 2, "--steps 2: a resume shows in 4 steps at least"),
         ([], 2, "no script is named"),
         (["--", "idle.py"], 1, "made no step that could be seen"),
         (["--", "fails.py"], 1, "made no step that could be seen"),

@@ -152,11 +152,14 @@ class ResumeDrill:
         at: Sequence[int] = (),
         listener: ProofListener | None = None,
     ) -> None:
+        if steps < STEPS_MIN:
+            raise ConfigError(f"--steps {steps}: a resume shows in {STEPS_MIN} steps at least")
         at = list(at) or [min(AT, steps // 2)]
-        if steps < STEPS_MIN or not all(0 < one < steps for one in at):
+        wrong = next((one for one in at if not 0 < one < steps), None)
+        if wrong is not None:
             raise ConfigError(
-                f"--at {max(at)} and --steps {steps} leave no step behind the resume; stop after "
-                f"one of the steps 1 to {max(steps, STEPS_MIN) - 1}"
+                f"--at {wrong} and --steps {steps} leave no step behind the resume; stop after "
+                f"one of the steps 1 to {steps - 1}"
             )
         self._script, self._root, self._settings = script, root, settings
         self._workers, self._steps, self._at = workers, steps, at
