@@ -38,6 +38,7 @@ PLANTED = [
     Planted("unnamed_average", "unnamed object", "outlast.session(", "teacher=teacher"),
     Planted("unnamed_schedule", "unnamed object", "outlast.session(", "schedule=schedule"),
     Planted("unprotected_variable", "unprotected variable", "running = 1.0", "running"),
+    Planted("replay_buffer", "unprotected variable", "replay = ", "replay"),
     Planted("accumulation", "enumerate", "enumerate(session.steps(", "start=session.step"),
     Planted("drawing_data_set", "loader workers", "DataLoader(", "index"),
     Planted("data_set_with_a_place", "unprotected attribute", "self.given = 0", "index"),
