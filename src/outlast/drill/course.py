@@ -35,6 +35,7 @@ STEPS: Final = 60
 # Short steps: by then a checkpoint is committed, and how long a step may take has been learned.
 TRAINED_S: Final = 8.0
 STUCK_S: Final = 120.0  # without a step, in a run that nothing disturbs
+FURTHER_S: Final = 2.0  # the undisturbed run, so that what is behind a late drain is compared, too
 RECOVERY_S: Final = 180.0  # for a disturbed one, besides what the undisturbed one took
 FIRST_STEP_S: Final = 600.0  # libraries are loaded, models compiled, data sets read
 TAIL_LINES: Final = 6
@@ -143,8 +144,7 @@ class Drill:
     def _conducted(self, plan: Callable[[Bounds, Target], Sequence[PlannedFault]]) -> DrillResult:
         since_s = time.monotonic()
         undisturbed = self._undisturbed(UNDISTURBED, self._setup.steps)
-        reached = RunHistory(undisturbed.records).reached()
-        reached = min(self._setup.steps or reached, reached)
+        reached = min(undisturbed.far or 1 << 62, RunHistory(undisturbed.records).reached())
         commits = [event["step"] for event in undisturbed.events if event.event == "commit"]
         faults = self._planned(plan, undisturbed, commits, reached)
         self._num_runs += len(faults)
@@ -246,14 +246,18 @@ class Drill:
         steps: int | None,
         striker: _Striker | None = None,
     ) -> RunEnd:
-        """Watch a run until every rank has come far enough, it has ended, or nothing moves."""
+        """Watch a run until every rank has come far enough, it has ended, or nothing moves.
+
+        The undisturbed run goes on for a while behind that.
+        """
         newest, moved_s = 0, time.monotonic()
         trains_since_s: float | None = None
+        far, far_s = 0, 0.0
         if striker is not None:
             job.before_restart, job.is_held = striker.heal, striker.holds
 
         def is_done() -> bool:
-            nonlocal newest, moved_s, trains_since_s
+            nonlocal newest, moved_s, trains_since_s, far, far_s
             now_s, step = time.monotonic(), job.completed()
             if step != newest:
                 newest, moved_s = step, now_s
@@ -261,7 +265,10 @@ class Drill:
                 self._listener.progress(label, step, steps or max(STEPS, step))
             is_long = steps is not None or now_s - (trains_since_s or now_s) >= TRAINED_S
             stands = striker is None or striker.is_answered()
-            is_far = job.all_completed() >= (steps or STEPS) and is_long and stands
+            all_ = job.all_completed()
+            if not far and all_ >= (steps or STEPS) and is_long and stands:
+                far, far_s = steps or all_, now_s
+            is_far = far > 0 and (striker is not None or now_s - far_s >= FURTHER_S)
             return is_far or now_s - moved_s > (stuck_s if newest else max(stuck_s, FIRST_STEP_S))
 
         job.wait(is_done, limit_s=float("inf"))
@@ -278,6 +285,7 @@ class Drill:
             seconds=seconds,
             directory=job.directory,
             output=job.place.log,
+            far=far,
         )
 
 
