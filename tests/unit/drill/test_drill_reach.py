@@ -53,6 +53,17 @@ def test_values_come_under_their_paths(main):
     }
 
 
+def test_which_parameters_are_frozen_is_brought_across(main, tmp_path):
+    main.model = Averaged(5)
+    known = {id(one): one for one in (main.model, *main.model.parameters())}
+    main.model.weight.requires_grad_(False)
+    reach.keep(known, tmp_path / "carried.bin")
+    main.model.weight.requires_grad_(True)
+    chosen = ["model.weight.requires_grad", "model.bias.requires_grad"]
+    assert reach.put(known, tmp_path / "carried.bin", chosen) == chosen
+    assert [one.requires_grad for one in main.model.parameters()] == [False, True]
+
+
 def test_a_container_that_holds_more_than_data_is_looked_into(main):
     main.several = [1, Holder(2)]
     main.queue = collections.deque([Holder(3)])
@@ -104,7 +115,9 @@ def test_a_tensor_in_a_container_stays_the_same_one(main, tmp_path):
 def test_what_is_saved_is_left_out_and_what_a_saved_module_has_besides_is_not(main):
     main.model = Averaged(5)
     known = [main.model, *main.model.parameters()]
-    assert [path for path in found(known) if "weight" in path or "bias" in path] == []
+    assert {path for path in found(known) if "weight" in path or "bias" in path} == {
+        *("model.weight.requires_grad", "model.bias.requires_grad"),
+    }
     assert found(known)["model.seen"].owner == ""
     assert found()["model.weight"].owner == "model"
     assert found()["model.weight"].kind == "Averaged"

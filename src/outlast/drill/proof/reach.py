@@ -35,6 +35,7 @@ import torch
 
 from outlast.checkpoint.attributes import put_state, state_of
 from outlast.checkpoint.tensors import as_bytes
+from outlast.drill.proof.conditions import FROZEN
 from outlast.ledger.command import is_users
 
 DEPTH_MAX: Final = 6
@@ -189,16 +190,23 @@ def _parts(value: Any) -> Iterator[tuple[str, Any, Put]]:
         for number, part in enumerate(islice(value, ITEMS_MAX)):
             yield f"[{number}]", part, _put_item(value, number)
     elif isinstance(value, torch.nn.Module):
-        for name, tensor in [*value.named_parameters(), *value.named_buffers()]:
-            yield f".{name}", tensor, _put_tensor(tensor)
-        for where, module in value.named_modules():
-            for name, part in list(vars(module).items()):
-                if not name.startswith("_"):
-                    full = f".{where}.{name}" if where else f".{name}"
-                    yield full, part, _put_attribute(module, name)
+        yield from _parts_of_module(value)
     else:
         for name, part in list(getattr(value, "__dict__", {}).items()):
             yield f".{name}", part, _put_attribute(value, name)
+
+
+def _parts_of_module(value: torch.nn.Module) -> Iterator[tuple[str, Any, Put]]:
+    for name, tensor in [*value.named_parameters(), *value.named_buffers()]:
+        yield f".{name}", tensor, _put_tensor(tensor)
+    for name, tensor in value.named_parameters():  # whether it is frozen is in no state_dict
+        full = f".{name}.{FROZEN}"
+        yield full, tensor.requires_grad, _put_attribute(tensor, FROZEN)
+    for where, module in value.named_modules():
+        for name, part in list(vars(module).items()):
+            if not name.startswith("_"):
+                full = f".{where}.{name}" if where else f".{name}"
+                yield full, part, _put_attribute(module, name)
 
 
 def _put_item(holder: Any, key: Any) -> Put:
