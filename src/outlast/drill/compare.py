@@ -43,6 +43,7 @@ _RECORDED: Final = (
     (STATE, "state"),
     (RANDOM_AFTER, "random"),
 )
+_MADE: Final = {RATE: "optimizers' steps", LOSS: "backward passes"}  # each has one
 
 
 class MadeStep(NamedTuple):
@@ -283,6 +284,8 @@ def _differs(
             continue
         if isinstance(one, dict):
             return part, [n for n in {**one, **other} if one.get(n) != other.get(n)], None
+        if part in _MADE and len(one) != len(other):
+            return part, [f"of {len(one)} and of {len(other)} {_MADE[part]}"], None
         pairs = [pair for pair in zip(one, other, strict=False) if pair[0] != pair[1]]
         is_number = part in (RATE, LOSS) and pairs
         values = (_hex(pairs[0][0]), _hex(pairs[0][1])) if is_number else None

@@ -27,15 +27,17 @@ from outlast.drill.faults.fault import Struck, is_answered
 from outlast.drill.grade import Grade, RunEnd, grade
 from outlast.drill.rehearsal import Rehearsal
 from outlast.drill.target import Target
-from outlast.drill.workplace import JobScript, empty_place
-from outlast.errors import ConfigError
+from outlast.drill.workplace import JobScript, empty_place, last_words
+from outlast.errors import ConfigError, Exit
 
 UNDISTURBED: Final = "undisturbed"
 STEPS: Final = 60
 # Short steps: by then a checkpoint is committed, and how long a step may take has been learned.
 TRAINED_S: Final = 8.0
 STUCK_S: Final = 120.0  # without a step, in a run that nothing disturbs
+FURTHER_S: Final = 2.0  # the undisturbed run, so that what is behind a late drain is compared, too
 RECOVERY_S: Final = 180.0  # for a disturbed one, besides what the undisturbed one took
+FIRST_STEP_S: Final = 600.0  # libraries are loaded, models compiled, data sets read
 
 
 class DrillSetup(NamedTuple):
@@ -134,11 +136,13 @@ class Drill:
             ConfigError: the script does not come to the first step by itself.
             NetworkError: the machines cannot be made.
         """
+        with empty_place(self._setup.root):
+            return self._conducted(plan)
+
+    def _conducted(self, plan: Callable[[Bounds, Target], Sequence[PlannedFault]]) -> DrillResult:
         since_s = time.monotonic()
-        empty_place(self._setup.root)
         undisturbed = self._undisturbed(UNDISTURBED, self._setup.steps)
-        reached = RunHistory(undisturbed.records).reached()
-        reached = min(self._setup.steps or reached, reached)
+        reached = min(undisturbed.far or 1 << 62, RunHistory(undisturbed.records).reached())
         commits = [event["step"] for event in undisturbed.events if event.event == "commit"]
         faults = self._planned(plan, undisturbed, commits, reached)
         self._num_runs += len(faults)
@@ -196,11 +200,7 @@ class Drill:
             since_s = time.monotonic()
             job.start()
             end = self._to_the_end(job, label, since_s, STUCK_S, steps=steps)
-        if not end.records or not RunHistory(end.records).reached():
-            raise ConfigError(
-                "the script does not come to the end of its first step by itself, undisturbed; "
-                f"it said:{job.place.last_words()}"
-            )
+        _refuse_failed(end, steps or STEPS)
         return end
 
     def _disturbed(
@@ -244,14 +244,18 @@ class Drill:
         steps: int | None,
         striker: _Striker | None = None,
     ) -> RunEnd:
-        """Watch a run until every rank has come far enough, it has ended, or nothing moves."""
+        """Watch a run until every rank has come far enough, it has ended, or nothing moves.
+
+        The undisturbed run goes on for a while behind that.
+        """
         newest, moved_s = 0, time.monotonic()
         trains_since_s: float | None = None
+        far, far_s = 0, 0.0
         if striker is not None:
             job.before_restart, job.is_held = striker.heal, striker.holds
 
         def is_done() -> bool:
-            nonlocal newest, moved_s, trains_since_s
+            nonlocal newest, moved_s, trains_since_s, far, far_s
             now_s, step = time.monotonic(), job.completed()
             if step != newest:
                 newest, moved_s = step, now_s
@@ -259,8 +263,11 @@ class Drill:
                 self._listener.progress(label, step, steps or max(STEPS, step))
             is_long = steps is not None or now_s - (trains_since_s or now_s) >= TRAINED_S
             stands = striker is None or striker.is_answered()
-            is_far = job.all_completed() >= (steps or STEPS) and is_long and stands
-            return is_far or now_s - moved_s > stuck_s
+            all_ = job.all_completed()
+            if not far and all_ >= (steps or STEPS) and is_long and stands:
+                far, far_s = steps or all_, now_s
+            is_far = far > 0 and (striker is not None or now_s - far_s >= FURTHER_S)
+            return is_far or now_s - moved_s > (stuck_s if newest else max(stuck_s, FIRST_STEP_S))
 
         job.wait(is_done, limit_s=float("inf"))
         if striker is not None:
@@ -276,7 +283,33 @@ class Drill:
             seconds=seconds,
             directory=job.directory,
             output=job.place.log,
+            far=far,
         )
+
+
+def _refuse_failed(end: RunEnd, steps: int) -> None:
+    """A job that does not come far by itself cannot be graded.
+
+    Raises:
+        ConfigError: it made no step, has failed, or stands still.
+    """
+    reached = RunHistory(end.records).reached() if end.records else 0
+    failed = [code for code in end.exit_codes if code not in (Exit.FINISHED, Exit.DRAINED)]
+    if not reached:
+        what = "does not come to the end of its first step by itself"
+    elif failed:
+        what = f"fails by itself behind step {reached} (exit {failed[0]})"
+    elif reached < steps and not end.exit_codes:
+        what = f"stands still by itself behind step {reached}, for {STUCK_S:.0f} s"
+    else:
+        return
+    said = last_words(end.output)
+    # The copy lies deeper: what is beside the directory isn't beside the copy.
+    away = any(word in said for word in ("FileNotFoundError", "ModuleNotFoundError"))
+    raise ConfigError(
+        f"the script {what}, undisturbed; it said:{said}"
+        + ("\nIt ran in a copy of this directory: give paths outside of it in full" * away)
+    )
 
 
 class _Striker:
@@ -323,8 +356,7 @@ class _Striker:
 
     def holds(self) -> bool:
         """Whether it has struck and its time is not over, at which what is down is started."""
-        is_healed = self._is_healed or self.is_over
-        return self.struck is not None and not is_healed and not self._ends.is_set()
+        return self.struck is not None and not self._is_healed and not self._ends.is_set()
 
     def is_answered(self) -> bool:
         """Whether the job has made of it what it will: healed, and started again where promised.
@@ -350,6 +382,7 @@ class _Striker:
             for place in job.machines:
                 if place.is_down:  # a notice's time was over, and the machine has gone
                     place.start()
+            self._is_healed = True  # the job may end from here on, also short of the drill's steps
         finally:
             self.is_over = True
 

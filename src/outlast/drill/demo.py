@@ -271,7 +271,13 @@ def demo(root: Path, *, steps: int, seed: int, listener: DemoListener) -> DemoRe
     since_s = time.monotonic()
     if steps < STEPS_MIN:
         raise ConfigError(f"--steps {steps} has no room for three faults; give {STEPS_MIN} or more")
-    empty_place(root)
+    with empty_place(root):
+        return _demonstrated(root, steps, seed, listener, since_s)
+
+
+def _demonstrated(
+    root: Path, steps: int, seed: int, listener: DemoListener, since_s: float
+) -> DemoResult:
     from outlast.drill.demo_train import Gpt  # torch: not before what is asked for can be had
 
     corpus = gather(root / TEXT)

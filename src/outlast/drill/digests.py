@@ -12,6 +12,7 @@ same in two runs, so that an odd object hides a difference, and never invents on
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import random
 import types
@@ -94,7 +95,7 @@ def _add_parts(total: Any, value: Any, depth: int) -> None:
             _add(total, one, depth + 1)
     elif isinstance(value, set | frozenset):
         total.update(" ".join(sorted(digest_of(one) for one in value)).encode())
-    elif isinstance(value, list | tuple):
+    elif isinstance(value, list | tuple | collections.deque):
         total.update(f"l{len(value)}".encode())
         for one in value:
             _add(total, one, depth + 1)

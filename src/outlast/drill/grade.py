@@ -47,6 +47,7 @@ class RunEnd(msgspec.Struct, frozen=True, kw_only=True):
         seconds: from its start to its end.
         directory: the job's own.
         output: file with what it said.
+        far: the step at which it was seen to have come far enough; 0 where it never was.
     """
 
     records: Sequence[WorkerRecord]
@@ -55,6 +56,7 @@ class RunEnd(msgspec.Struct, frozen=True, kw_only=True):
     seconds: float
     directory: Path
     output: Path
+    far: int = 0
 
     @property
     def has_session(self) -> bool:
@@ -148,12 +150,13 @@ def grade(
         struck: what it did; None if it never struck.
         run: the disturbed run.
         undisturbed: beside which it is put.
-        steps: how far both were meant to come.
+        steps: how far both were meant to come; what both made behind that is compared, too.
         price: of all machines, in an hour.
     """
     before = RunHistory(undisturbed.records)
     after = RunHistory(run.records, before)
-    difference = first_difference(before, after, steps)
+    compared = max(steps, min(before.reached(), after.reached()))
+    difference = first_difference(before, after, compared)
     if struck is None:
         nothing = Check(holds=False, what="the fault never struck: the job ended before")
         return Grade(
@@ -169,9 +172,9 @@ def grade(
         what=struck.what,
         survived=after.reached() >= steps,
         found_after_s=_found_after_s(run.events, struck),
-        lost_steps=after.again(steps),
+        lost_steps=after.again(compared),
         stood_s=stood_s,
-        samples=samples(before, after, min(steps, after.reached())),
+        samples=samples(before, after, min(compared, after.reached())),
         verified=verify(run.directory),
         differs=_words(difference, after),
         is_exact=promise.exact and run.has_session,
@@ -180,11 +183,13 @@ def grade(
         cost=None if price is None or stood_s is None else price * stood_s / 3600.0,
         directory=str(run.directory.parent),
     )
-    held = _held(graded, promise, struck, run, steps)
+    held = _held(graded, promise, struck, run, steps, compared=compared)
     return msgspec.structs.replace(graded, held=held)
 
 
-def _held(graded: Grade, promise: Promise, struck: Struck, run: RunEnd, steps: int) -> list[Check]:
+def _held(
+    graded: Grade, promise: Promise, struck: Struck, run: RunEnd, steps: int, *, compared: int
+) -> list[Check]:
     allowed = {0, *promise.exit_codes, *(KILLED if promise.refuses else ())}
     codes = " ".join(map(str, graded.exit_codes)) or "none"
     fits = Check(holds=allowed.issuperset(graded.exit_codes), what=f"exit codes: {codes}")
@@ -210,13 +215,26 @@ def _held(graded: Grade, promise: Promise, struck: Struck, run: RunEnd, steps: i
         what = f"{seen.batches} batches: {seen.lost} lost, {seen.repeated} repeated"
         found.append(Check(holds=not seen.lost and not seen.repeated, what=what))
     if promise.exact:
-        what = f"differs {graded.differs}" if graded.differs else f"all {steps} steps equal"
+        what = f"differs {graded.differs}" if graded.differs else f"all {compared} steps equal"
         found.append(Check(holds=not graded.differs, what=what))
+        found += _unseen(run, struck, compared)
     read = f"{units.count(graded.verified.checkpoints, 'checkpoint')} read and verified"
     # What the fault itself has damaged may still lie there: retention has not come to it.
     damaged = [one for one in graded.verified.damaged if one.partition(" ")[0] not in struck.what]
     found.append(Check(holds=not damaged, what="; ".join(damaged) or read))
     return found
+
+
+def _unseen(run: RunEnd, struck: Struck, compared: int) -> list[Check]:
+    """What cannot hold: a resume of which no step was compared has shown nothing."""
+    behind = [one.steps for one in run.records if one.begun.t > struck.t and one.steps]
+    if not behind or any(steps[0].step <= compared for steps in behind):
+        return []
+    first = min(steps[0].step for steps in behind)
+    what = (
+        f"it went on with step {first}, and the undisturbed run ended with {compared}: more --steps"
+    )
+    return [Check(holds=False, what=what)]
 
 
 def _most_lost(promise: Promise, struck: Struck, run: RunEnd) -> int:

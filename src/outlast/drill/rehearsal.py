@@ -56,6 +56,7 @@ class RehearsedMachine:
     Attributes:
         exit_codes: of its agents that have ended, in order.
         is_down: whether it was killed and is not to be started but by :meth:`start`.
+        is_wanted: whether its agent is to be started when the run is next looked at.
     """
 
     def __init__(
@@ -76,7 +77,7 @@ class RehearsedMachine:
         self._mark = f"{DRILL_VARIABLE}={environ[DRILL_VARIABLE]}".encode()
         self._number = f"{MACHINE_VARIABLE}={number}".encode()
         self._place = place
-        self._is_wanted = False
+        self.is_wanted = False
         self._process: subprocess.Popen[bytes] | None = None
 
     @property
@@ -103,11 +104,11 @@ class RehearsedMachine:
 
         Not here: the kernel ends a process with the *thread* that has started it.
         """
-        self._is_wanted = True
+        self.is_wanted = True
 
     def start_if_wanted(self) -> None:
         """In the thread that watches the run: start its agent, if that was asked for."""
-        is_wanted, self._is_wanted = self._is_wanted, False
+        is_wanted, self.is_wanted = self.is_wanted, False
         if not is_wanted or self.agent is not None:
             return
         self.is_down = False
@@ -246,9 +247,10 @@ class Rehearsal:
                 machine.start()
         for machine in self.machines:
             machine.start_if_wanted()
-        runs = any(machine.agent is not None or machine.is_down for machine in self.machines)
+        is_held = self.is_held()  # asked first: a fault that heals starts what is down before
+        runs = any(one.agent is not None or one.is_down or one.is_wanted for one in self.machines)
         has_left = all(machine.has_left() for machine in self.machines)
-        self._is_over = not runs and (has_left or not self.is_held())
+        self._is_over = not runs and (has_left or not is_held)
 
     def wait(self, is_done: Callable[[], bool], limit_s: float) -> bool:
         """Watch until something is so; False if the job ended first, or it took too long."""

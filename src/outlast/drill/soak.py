@@ -142,7 +142,10 @@ class Soak:
         Raises:
             ConfigError: the job does not train, or none of the faults can be done here.
         """
-        empty_place(self._setup.root)
+        with empty_place(self._setup.root):
+            return self._soaked()
+
+    def _soaked(self) -> SoakResult:
         setup = self._setup
         with Rehearsal(
             setup.script,

@@ -17,6 +17,7 @@ linked to, and other machines that it talks to.
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
 import shutil
 from collections import deque
@@ -29,6 +30,7 @@ import msgspec
 
 from outlast import config
 from outlast.config import DRILL_VARIABLE, Settings
+from outlast.drill.faults.storage import unmount_below
 from outlast.errors import ConfigError
 
 COPY: Final = "work"
@@ -41,7 +43,7 @@ _LEFT_OUT: Final = frozenset(
     {".git", ".hg", ".venv", "venv", "__pycache__", "node_modules", ".mypy_cache", ".ruff_cache"}
 )
 _JOB: Final = "job.json"  # what a job's directory has
-_TAIL_LINES: Final = 6
+_TAIL_LINES, _LINE_MAX = 6, 400
 _APART: Final = ("dir", "resume", "health.notify", "notice.")  # not taken over into a drill
 
 
@@ -78,27 +80,54 @@ def script_of(words: Sequence[str]) -> JobScript:
     if not words:
         raise ConfigError("no script is named; write: outlast drill -- train.py [ARGUMENTS]")
     if not is_module and not Path(words[0]).is_file():
-        raise ConfigError(f"there is no script {words[0]}; check the path")
+        raise ConfigError(
+            f"there is no script {words[0]}; behind -- stands the script alone, and its arguments"
+        )
     return JobScript(name=words[0], arguments=tuple(words[1:]), is_module=is_module)
 
 
-def empty_place(root: Path) -> None:
+@contextlib.contextmanager
+def empty_place(root: Path) -> Iterator[None]:
     """Make a directory for a drill's runs, or empty one that an earlier drill has made.
 
+    It is this drill's alone until the block ends. What a drill that was killed has left mounted in
+    it is unmounted.
+
     Raises:
-        ConfigError: it holds something else, or cannot be written.
+        ConfigError: it holds something else, is another drill's now, or cannot be written.
     """
-    if root.exists() and any(root.iterdir()):
-        if not (root / MARK).exists():
-            raise ConfigError(f"{root} is not empty and no drill made it; give another with --dir")
-        shutil.rmtree(root)
+    other = "give another with --dir"
+    if root.exists() and not root.is_dir():
+        raise ConfigError(f"{root} is a file; {other}")
+    if root.exists() and any(root.iterdir()) and not (root / MARK).exists():
+        raise ConfigError(f"{root} is not empty and no drill made it; {other}")
     try:
         root.mkdir(parents=True, exist_ok=True)
-        (root / MARK).touch()
+        mark = (root / MARK).open("w")
     except OSError as error:
-        raise ConfigError(
-            f"{root} cannot be written: {error.strerror}; give another with --dir"
-        ) from None
+        raise ConfigError(f"{root} cannot be written: {error.strerror}; {other}") from None
+    with mark:
+        try:
+            fcntl.flock(mark, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            words = f"another drill is at work in {root}; wait for its end, or {other}"
+            raise ConfigError(words) from None
+        unmount_below(root)
+        try:
+            # The mark last: what could not be emptied remains a drill's.
+            for path in root.iterdir():
+                if path.name != MARK:
+                    shutil.rmtree(path) if path.is_dir() else path.unlink()
+        except OSError as error:
+            words = f"{root} cannot be emptied: {error.filename}: {error.strerror}; {other}"
+            raise ConfigError(words) from None
+        yield
+
+
+def last_words(log: Path) -> str:
+    """The last lines of what a job has said, indented below one another, and where all of it is."""
+    lines = log.read_text(errors="replace").strip().splitlines()[-_TAIL_LINES:]
+    return "".join(f"\n  {line[:_LINE_MAX]}" for line in lines) + f"\nAll of it: {log}"
 
 
 class Workplace:
@@ -137,11 +166,6 @@ class Workplace:
             "PYTHONUNBUFFERED": "1",
         }
 
-    def last_words(self) -> str:
-        """The last lines of what the job has said, indented, and where all of it is."""
-        lines = self.log.read_text(errors="replace").strip().splitlines()
-        return "".join(f"\n  {line}" for line in lines[-_TAIL_LINES:]) + f"\nAll of it: {self.log}"
-
     def _settings(self, settings: Settings) -> Iterator[str]:
         rows = [row for row in config.as_rows(settings) if not row.is_default]
         section = ""
@@ -170,7 +194,7 @@ def copy_tree(source: Path, target: Path, *, apart: Path) -> list[str]:
     """Copy a working directory; what is too large is linked to.
 
     Args:
-        source: what is copied, without version control, environments, caches and jobs.
+        source: what is copied, without version control, environments, caches, jobs and drills.
         target: it is made.
         apart: a directory that is not copied, though it may lie inside.
 
@@ -233,8 +257,8 @@ def _walk(source: Path, *, apart: Collection[Path]) -> Iterator[_PlacedFile]:
         for name in sorted(names):
             path, one = str(here / name), source / here / name
             if one.is_dir():
-                is_job = (one / _JOB).exists()
-                if name in _LEFT_OUT or one.resolve() in apart or is_job:
+                is_run = (one / _JOB).exists() or (one / MARK).exists()
+                if name in _LEFT_OUT or one.resolve() in apart or is_run:
                     continue
             if one.is_symlink():
                 yield _PlacedFile(path, is_directory=False, is_linked=True)

@@ -151,6 +151,9 @@ def test_nothing_of_the_users_is_touched(place):
         (["--soak", "1min", "--random", "2", "--", "a.py"], "leave out --random"),
         (["--", "fails.py"], "does not come to the end of its first step by itself"),
         (["--dir", ".", "--", "a.py"], "is not empty and no drill made it"),
+        (["--dir", "a.py", "--", "a.py"], "a.py is a file; give another with --dir"),
+        (["--junit", "nowhere/grades.xml", "--", "a.py"], "cannot be written; give a file"),
+        (["--soak", "5s", "--", "a.py"], "--soak 5s: nothing is seen to grow"),
     ],
 )
 def test_bad_input_is_one_line_with_what_to_do(place, arguments, words):

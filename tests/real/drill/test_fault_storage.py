@@ -13,7 +13,8 @@ from floor import until
 from test_fault_processes import COSTLY, ends_well
 
 from outlast.drill import at
-from outlast.drill.faults.storage import cannot_mount
+from outlast.drill.faults.storage import cannot_mount, unmount
+from outlast.drill.workplace import MARK, empty_place
 
 needs_strace = pytest.mark.skipif(shutil.which("strace") is None, reason="strace is not here")
 needs_mount = pytest.mark.skipif(cannot_mount() != "", reason=cannot_mount())
@@ -95,8 +96,9 @@ def test_checkpoints_that_can_only_be_read(make, calm):
 
 
 @needs_mount
-def test_two_faults_of_a_soak_share_one_file_system(tmp_path):
-    job = SimpleNamespace(directory=tmp_path / "job", completed=lambda: 3)
+@pytest.mark.parametrize("name", ["job", "my job"])
+def test_two_faults_of_a_soak_share_one_file_system(tmp_path, name):
+    job = SimpleNamespace(directory=tmp_path / name, completed=lambda: 3)
     faults = [at(step=1).fill_storage().fault for _ in range(2)]
     for fault in faults:
         assert fault.why_not(job) == ""
@@ -111,6 +113,30 @@ def test_two_faults_of_a_soak_share_one_file_system(tmp_path):
         fault.release(job)
     assert not job.directory.is_mount()
     assert (job.directory / "kept").read_text() == "kept"
+
+
+@needs_mount
+def test_what_a_drill_that_was_killed_has_left_mounted_is_taken_away(tmp_path):
+    root = tmp_path / "a drill of mine"  # mountinfo writes the spaces in another way
+    job = SimpleNamespace(
+        directory=root / "job",
+        machines=[],
+        completed=lambda: 3,
+        tiers={"local": root / "job" / "checkpoints"},
+    )
+    full, read_only = at(step=1).fill_storage().fault, at(step=1).read_only_storage().fault
+    try:
+        with empty_place(root):
+            full.prepare(job)
+            (root / "job" / "checkpoints").mkdir()
+            read_only.inject(job)
+            assert str(tmp_path) in Path("/proc/self/mountinfo").read_text()
+        with empty_place(root):
+            assert [path.name for path in root.iterdir()] == [MARK]
+            assert str(tmp_path) not in Path("/proc/self/mountinfo").read_text()
+    finally:
+        read_only.heal(job)
+        unmount(root / "job")
 
 
 def test_a_directory_in_use_is_not_mounted_over(make, tmp_path):

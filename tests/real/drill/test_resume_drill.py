@@ -38,6 +38,7 @@ PLANTED = [
     Planted("unnamed_average", "unnamed object", "outlast.session(", "teacher=teacher"),
     Planted("unnamed_schedule", "unnamed object", "outlast.session(", "schedule=schedule"),
     Planted("unprotected_variable", "unprotected variable", "running = 1.0", "running"),
+    Planted("replay_buffer", "unprotected variable", "replay = ", "replay"),
     Planted("accumulation", "enumerate", "enumerate(session.steps(", "start=session.step"),
     Planted("drawing_data_set", "loader workers", "DataLoader(", "index"),
     Planted("data_set_with_a_place", "unprotected attribute", "self.given = 0", "index"),
@@ -141,6 +142,7 @@ def test_other_examples_are_proved(floor, tmp_path, command):
     [
         (["--", "nowhere.py"], 2, "there is no script nowhere.py"),
         (["--steps", "5", "--at", "5", "--", "recorded.py"], 2, "leave no step behind the resume"),
+        (["--steps", "2", "--", "recorded.py"], 2, "--steps 2: a resume shows in 4 steps at least"),
         ([], 2, "no script is named"),
         (["--", "idle.py"], 1, "made no step that could be seen"),
         (["--", "fails.py"], 1, "made no step that could be seen"),

@@ -122,6 +122,7 @@ def test_a_generator_that_nobody_draws_from_makes_no_difference():
         ({"losses": ["0x1p+0"]}, {"state": {"model.w": "x"}}, "state before", ["model.w"]),
         ({"rates": [0.2], "losses": ["0x1p+0"]}, {}, "learning rate", []),
         ({"losses": ["0x1p+0"], "state": {}}, {}, "loss", []),
+        ({"rates": []}, {}, "learning rate", ["of 1 and of 0 optimizers' steps"]),
         (
             {"state": {"model.w": "w3", "optimizer.model.w.step": "x"}},
             {},

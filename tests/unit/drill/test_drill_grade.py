@@ -67,6 +67,7 @@ def graded(
     struck=True,
     what="SIGKILL",
     named="worker_lost",
+    further=STEPS,
     **promised,
 ):
     return grade(
@@ -74,7 +75,7 @@ def graded(
         Promise(**{"loses": MayLose.COMMIT, **promised}),
         Struck(what=what, t=STRUCK_T, last_step=6, event=named) if struck else None,
         run=ended(killed() if records is None else records, events or EVENTS, ended_with),
-        undisturbed=ended(run(STEPS)),
+        undisturbed=ended(run(further)),
         steps=STEPS,
         price=price,
     )
@@ -158,6 +159,29 @@ def test_a_state_that_differs():
     assert len(broken(found)) == 1
     assert "model.weight" in found.differs
     assert graded(records, exact=False).holds
+
+
+def drained_late(last, **odd):
+    """It has left behind the drill's last step, and gone on from there."""
+    before = [worker(rank, [step(n, rank) for n in range(1, STEPS + 3)]) for rank in range(2)]
+    made = range(STEPS + 3, last + 1)
+    again = [
+        worker(rank, [step(n, rank, t=30.0 + n, **odd) for n in made], attempt=2, t=30.0)
+        for rank in range(2)
+    ]
+    return [*before, *again]
+
+
+def test_what_is_behind_a_late_drain_is_compared():
+    assert graded(drained_late(STEPS + 5), further=STEPS + 4).holds
+    odd = graded(drained_late(STEPS + 5, losses=["0x0p0"]), further=STEPS + 4)
+    assert any(f"differs from step {STEPS + 3} on: the loss" in one for one in broken(odd))
+
+
+def test_a_resume_of_which_nothing_was_compared_has_shown_nothing():
+    (said,) = broken(graded(drained_late(STEPS + 5), further=STEPS + 2))
+    assert said.startswith(f"it went on with step {STEPS + 3}, and the undisturbed run ended with")
+    assert graded(drained_late(STEPS + 5), further=STEPS + 2, exact=False).holds
 
 
 def test_data_that_is_lost():

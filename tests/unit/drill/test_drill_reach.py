@@ -1,5 +1,6 @@
 """What a script's names reach: found, and brought into another place."""
 
+import collections
 import random
 import sys
 
@@ -47,15 +48,76 @@ def test_values_come_under_their_paths(main):
     main.itself = main.holder.myself = main.holder
     seen = found()
     assert set(seen) == {
-        *("scale", "holder.count", "holder.average", "holder.history[0]"),
-        *("holder.history[1]['best']", "holder.stream", "holder.draws", "holder.noise"),
+        *("scale", "holder.count", "holder.average", "holder.history"),
+        *("holder.stream", "holder.draws", "holder.noise"),
     }
+
+
+def test_which_parameters_are_frozen_is_brought_across(main, tmp_path):
+    main.model = Averaged(5)
+    known = {id(one): one for one in (main.model, *main.model.parameters())}
+    main.model.weight.requires_grad_(False)
+    reach.keep(known, tmp_path / "carried.bin")
+    main.model.weight.requires_grad_(True)
+    chosen = ["model.weight.requires_grad", "model.bias.requires_grad"]
+    assert reach.put(known, tmp_path / "carried.bin", chosen) == chosen
+    assert [one.requires_grad for one in main.model.parameters()] == [False, True]
+
+
+def test_a_container_that_holds_more_than_data_is_looked_into(main):
+    main.several = [1, Holder(2)]
+    main.queue = collections.deque([Holder(3)])
+    assert {"several[0]", "several[1].count", "queue[0].history"} <= set(found())
+    shared = torch.zeros(2)
+    main.tensors = {"saved": shared, "other": 1}
+    assert {path for path in found([shared]) if "tensors" in path} == {"tensors['other']"}
+
+
+def test_a_container_beyond_the_limit_is_looked_into_as_far_as_it_goes(main, monkeypatch):
+    monkeypatch.setattr(reach, "WHOLE_MAX", 70)
+    main.small, main.large = [0] * 69, [0] * 70
+    assert set(found()) == {"small", *(f"large[{number}]" for number in range(reach.ITEMS_MAX))}
+
+
+@pytest.mark.parametrize(
+    ("grown", "fresh"),
+    [
+        ([1, True, None, 2.5, "a", (3, [4])], []),
+        (collections.deque([torch.arange(3), np.arange(2)], maxlen=2), collections.deque(maxlen=2)),
+        ({"a", "b"}, {"c"}),
+        ({"a": torch.ones(2), "b": {3: np.float32(0.5)}}, {"a": torch.zeros(2)}),
+        ({"a": 1}, {"b": 2}),
+        ([2**70, -1], [3, 4]),
+    ],
+    ids=["list", "deque", "set", "dict", "other keys", "as long"],
+)
+def test_what_has_grown_is_brought_across(main, tmp_path, grown, fresh):
+    main.buffer = grown
+    wanted = digest_of(grown)
+    reach.keep({}, tmp_path / "carried.bin")
+    main.buffer = fresh
+    assert digest_of(fresh) != wanted
+    assert reach.put({}, tmp_path / "carried.bin", ["buffer"]) == ["buffer"]
+    assert main.buffer is fresh
+    assert digest_of(fresh) == wanted
+
+
+def test_a_tensor_in_a_container_stays_the_same_one(main, tmp_path):
+    main.average = {"weight": torch.ones(2)}
+    reach.keep({}, tmp_path / "carried.bin")
+    main.average["weight"].zero_()
+    held = main.average["weight"]
+    reach.put({}, tmp_path / "carried.bin", ["average"])
+    assert main.average["weight"] is held
+    assert held.tolist() == [1, 1]
 
 
 def test_what_is_saved_is_left_out_and_what_a_saved_module_has_besides_is_not(main):
     main.model = Averaged(5)
     known = [main.model, *main.model.parameters()]
-    assert [path for path in found(known) if "weight" in path or "bias" in path] == []
+    assert {path for path in found(known) if "weight" in path or "bias" in path} == {
+        *("model.weight.requires_grad", "model.bias.requires_grad"),
+    }
     assert found(known)["model.seen"].owner == ""
     assert found()["model.weight"].owner == "model"
     assert found()["model.weight"].kind == "Averaged"

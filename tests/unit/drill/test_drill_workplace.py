@@ -1,9 +1,12 @@
 """What a run of the drill has of the working directory: copies, and links to what is too large."""
 
+import shutil
+
 import pytest
 
 from outlast.drill import workplace
-from outlast.drill.workplace import copy_tree, linked_directories
+from outlast.drill.workplace import MARK, copy_tree, empty_place, linked_directories
+from outlast.errors import ConfigError
 
 MOST = 12
 
@@ -66,3 +69,46 @@ def test_a_file_that_is_too_large_is_linked_alone(source, tmp_path, monkeypatch)
     monkeypatch.setattr(workplace, "FILE_BYTES_MAX", 999)
     assert copy_tree(source, tmp_path / "copy", apart=source / "drill") == ["package/weights.bin"]
     assert not (tmp_path / "copy" / "package").is_symlink()
+
+
+def test_what_an_earlier_drill_has_made_is_not_copied(source, tmp_path, monkeypatch):
+    monkeypatch.setattr(workplace, "FILES_MAX", 100)
+    with empty_place(source / "of another name"):
+        (source / "of another name" / "undisturbed").mkdir()
+    assert copied(source, tmp_path / "copy") == []
+    assert not (tmp_path / "copy" / "of another name").exists()
+
+
+def test_a_place_is_one_drills_until_it_ends(tmp_path):
+    root = tmp_path / "drill"
+    with empty_place(root):
+        (root / "run").mkdir()
+        with pytest.raises(ConfigError, match="another drill is at work in"), empty_place(root):
+            pass
+        assert (root / "run").exists()
+    with empty_place(root):
+        assert [path.name for path in root.iterdir()] == [MARK]
+
+
+def test_what_is_no_drills_stays(tmp_path):
+    (tmp_path / "thesis.tex").write_text("years of work")
+    for root, words in ((tmp_path, "no drill made it"), (tmp_path / "thesis.tex", "is a file")):
+        with pytest.raises(ConfigError, match=words), empty_place(root):
+            pass
+    assert (tmp_path / "thesis.tex").read_text() == "years of work"
+
+
+def test_what_could_not_be_emptied_remains_a_drills(tmp_path, monkeypatch):
+    root = tmp_path / "drill"
+    with empty_place(root):
+        (root / "run").mkdir()
+
+    def refused(path):
+        raise OSError(30, "Read-only file system", str(path))
+
+    with monkeypatch.context() as patched:
+        patched.setattr(shutil, "rmtree", refused)
+        with pytest.raises(ConfigError, match="run: Read-only file system"), empty_place(root):
+            pass
+    with empty_place(root):
+        assert [path.name for path in root.iterdir()] == [MARK]

@@ -103,6 +103,8 @@ def command(
     if machines > 1 and (why_not := unusable()):
         raise ConfigError(f"--machines {machines}: {why_not}")
     script = script_of(ctx.meta["job"])
+    if junit is not None:
+        _check_junit(Path(junit))
     settings = config.load({})
     setup = DrillSetup(
         script=script,
@@ -127,12 +129,12 @@ def command(
             result = Drill(setup, screen).conduct(_plan(named, count, seed, bool(faults)))
         except NetworkError as error:
             raise ConfigError(f"--machines {machines}: {error}") from None
-    if junit is not None:
-        _write_junit(Path(junit), result)
     if as_json:
         click.echo(msgspec.json.encode({"holds": result.holds, **_plain(result), "seed": seed}))
     else:
         _conclude(console, result, seed)
+    if junit is not None:
+        _write_junit(Path(junit), result)
     return 0 if result.holds else 1
 
 
@@ -143,6 +145,16 @@ def _check(faults: Sequence[str], **numbers: int | None) -> None:
     for name, value in numbers.items():
         if value is not None and value < 1:
             raise ConfigError(f"--{name} {value}: there must be one at least")
+
+
+def _check_junit(path: Path) -> None:
+    """See ahead of a drill of minutes that its grades can be written.
+
+    Raises:
+        ConfigError: they cannot be.
+    """
+    if path.is_dir() or not os.access(path.parent, os.W_OK):
+        raise ConfigError(f"--junit {path} cannot be written; give a file in a directory of yours")
 
 
 def _plan(names: Sequence[str], count: int | None, seed: int, are_named: bool) -> Plan:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from pathlib import Path
 
@@ -53,7 +54,8 @@ def command(
     settings = config.load()
     root = Path(directory)
     console = Paper(quiet=as_json, highlight=False, soft_wrap=True)
-    with ResumeScreen(console) as screen:
+    with contextlib.ExitStack() as held:
+        screen = held.enter_context(ResumeScreen(console))
         drill = ResumeDrill(
             wanted,
             root,
@@ -63,7 +65,7 @@ def command(
             at=at,
             listener=screen,
         )
-        empty_place(root)
+        held.enter_context(empty_place(root))
         screen.introduce(" ".join(wanted.words), steps, workers)
         screen.tell_linked(root)
         try:

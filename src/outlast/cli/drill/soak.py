@@ -20,6 +20,7 @@ from outlast.report.chart import Chart, Curve, Mark, write
 from outlast.report.text import Paper
 
 PICTURE: Final = "soak.svg"
+SOAK_MIN_S: Final = 60.0
 _MB: Final = 1e6
 _CURVES: Final = (
     ("memory", "memory of the job's processes", "MB", _MB),
@@ -47,6 +48,10 @@ def soaked(
         seconds = config.parse_span(time_)
     except ConfigError as error:
         raise ConfigError(f"--soak: {error}") from None
+    if seconds < SOAK_MIN_S:
+        raise ConfigError(
+            f"--soak {time_}: nothing is seen to grow in so short a time; give 1 min or more"
+        )
     with DrillScreen(console) as screen:
         screen.say(
             f"[bold]outlast drill --soak[/]: {' '.join(setup.script.words)} for "

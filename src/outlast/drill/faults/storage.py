@@ -293,8 +293,23 @@ class CannotMount(RuntimeError):
 
 def _has_its_own(directory: Path) -> bool:
     """Whether a fault has mounted a file system over a directory."""
-    mounts = (line.split() for line in Path("/proc/self/mountinfo").read_text().splitlines())
-    return any(one[4] == str(directory) and _MOUNTED_AS in one for one in mounts)
+    return any(place == directory and _MOUNTED_AS in line for place, line in _mounts("self"))
+
+
+def _mounts(process: str) -> Iterator[tuple[Path, str]]:
+    """Where something is mounted for a process, in order, and the whole line about it."""
+    for line in Path(f"/proc/{process}/mountinfo").read_text().splitlines():
+        place = line.split(" ")[4]
+        for escaped in ("\\040", "\\011", "\\012", "\\134"):  # the backslash itself comes last
+            place = place.replace(escaped, chr(int(escaped[1:], 8)))
+        yield Path(place), line
+
+
+def unmount_below(root: Path) -> None:
+    """Unmount everything that is mounted below a directory, the newest mount first."""
+    below = [place for place, _ in _mounts("self") if root.resolve() in place.parents]
+    for place in reversed(below):
+        unmount(place)
 
 
 def first_place(target: Target) -> Path:
@@ -354,7 +369,7 @@ def _namespaces(target: Target, place: Path) -> Iterator[int]:
             if found and found not in seen:
                 seen.add(found)
                 with contextlib.suppress(OSError):  # it has ended
-                    if f" {place} " not in Path(f"/proc/{pid}/mountinfo").read_text():
+                    if all(mounted != place for mounted, _ in _mounts(str(pid))):
                         yield os.open(f"/proc/{pid}/ns/mnt", os.O_RDONLY | os.O_CLOEXEC)
 
 

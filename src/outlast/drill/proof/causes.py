@@ -295,6 +295,15 @@ def of_state(suspect: Suspect, lines: ScriptLines) -> Cause:
             "load_state_dict that the session is given",
         )
     holder = ".".join(around)
+    if last == of.FROZEN:
+        return Cause(
+            kind="frozen parameter",
+            what=f"whether {holder} is frozen is in no checkpoint: a resume has it as the script "
+            "begins with it",
+            where=lines.called("requires_grad_") or lines.assigned(last, function),
+            write="set it by session.step, in each step or ahead of the loop's first one: "
+            "requires_grad_(session.step < …)",
+        )
     return Cause(
         kind="unprotected attribute",
         what=what,

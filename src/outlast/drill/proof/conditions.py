@@ -13,6 +13,7 @@ import msgspec
 
 CONDITIONS: Final = "conditions.json"  # in the run's directory
 CARRIED: Final = "carried.bin"
+FROZEN: Final = "requires_grad"  # last word of a path: whether a parameter is trained
 
 SEED_TORCH: Final = "seed torch"
 SEED_NUMPY: Final = "seed numpy"

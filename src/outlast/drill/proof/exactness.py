@@ -51,7 +51,7 @@ from outlast.drill.proof.conditions import Conditions
 from outlast.drill.proof.runs import ProvedRun, ScriptFailed, complete
 from outlast.drill.proof.script_lines import ScriptLines
 from outlast.drill.record import NotedCall, WorkerRecord
-from outlast.drill.workplace import JobScript
+from outlast.drill.workplace import JobScript, last_words
 from outlast.errors import ConfigError, Exit
 
 STEPS: Final = 20
@@ -152,11 +152,14 @@ class ResumeDrill:
         at: Sequence[int] = (),
         listener: ProofListener | None = None,
     ) -> None:
+        if steps < STEPS_MIN:
+            raise ConfigError(f"--steps {steps}: a resume shows in {STEPS_MIN} steps at least")
         at = list(at) or [min(AT, steps // 2)]
-        if steps < STEPS_MIN or not all(0 < one < steps for one in at):
+        wrong = next((one for one in at if not 0 < one < steps), None)
+        if wrong is not None:
             raise ConfigError(
-                f"--at {max(at)} and --steps {steps} leave no step behind the resume; stop after "
-                f"one of the steps 1 to {max(steps, STEPS_MIN) - 1}"
+                f"--at {wrong} and --steps {steps} leave no step behind the resume; stop after "
+                f"one of the steps 1 to {steps - 1}"
             )
         self._script, self._root, self._settings = script, root, settings
         self._workers, self._steps, self._at = workers, steps, at
@@ -272,12 +275,12 @@ class ResumeDrill:
             raise ScriptFailed(
                 f"the script made no step that could be seen (exit {code}): it fails before, or "
                 "calls no optimizer of torch's and has no session; it said:"
-                + run.place.last_words()
+                + last_words(run.place.log)
             )
         if code is not None and code > 0:
             raise ScriptFailed(
                 f"the script fails without being disturbed (exit {code}); it said:"
-                + run.place.last_words()
+                + last_words(run.place.log)
             )
 
     def _stopped(self, at: int) -> StopTried:
@@ -291,7 +294,7 @@ class ResumeDrill:
                 raise ScriptFailed(
                     f"notice was given behind step {at}, and the script went on to "
                     f"{'the last step' if has_stayed else 'its end'}; it said:"
-                    + run.place.last_words()
+                    + last_words(run.place.log)
                 )
             run.keep()
             stop, differs = self._go_on(run, at, code, Conditions(hold_after=self._steps))

@@ -5,23 +5,27 @@ loop, in an attribute of an object there. ``values`` walks from those names and 
 tensor and generator under its path (``main().ema.shadow.weight``). Two runs are compared at the
 same step by them, and what differs is a suspect. It is a cause if the difference between the runs
 is gone once the value was brought across by hand: ``keep`` writes the values behind a step, ``put``
-brings them into a process that has resumed there.
+brings them into a process that has resumed there. A list, a deque, a set or a dictionary of nothing
+but data (a replay buffer, a history) is one value: it may have grown.
 
 What is left out: what the session was given and saves; modules, classes and functions; objects of
 ours; iterators of loaders; names that begin with two underscores.
 
-What can go wrong: paths are cut at ``DEPTH_MAX``, containers at ``ITEMS_MAX``, the walk at
-``OBJECTS_MAX``. What lies in a closure, in a generator's frame or in C code is not reached.
+What can go wrong: paths are cut at ``DEPTH_MAX``, the walk at ``OBJECTS_MAX``, and containers that
+are no one value, or have more than ``WHOLE_MAX`` parts, at ``ITEMS_MAX``. What lies in a closure,
+in a generator's frame or in C code is not reached.
 """
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import ctypes
 import random
 import sys
 import types
 from collections.abc import Callable, Collection, Iterator, Mapping
+from itertools import islice
 from pathlib import Path
 from typing import Any, Final
 
@@ -31,13 +35,17 @@ import torch
 
 from outlast.checkpoint.attributes import put_state, state_of
 from outlast.checkpoint.tensors import bytes_of
+from outlast.drill.proof.conditions import FROZEN
 from outlast.ledger.command import is_users
 
 DEPTH_MAX: Final = 6
 ITEMS_MAX: Final = 64
 OBJECTS_MAX: Final = 20_000
+WHOLE_MAX: Final = 10_000
+COUNTED_MAX: Final = 200_000  # parts of all of these, in one walk
 KEPT_BYTES_MAX: Final = 1 << 28
-_LEAVES: Final = (bool, int, float, str, torch.Tensor, np.ndarray, type(None))
+_LEAVES: Final = (bool, int, float, str, torch.Tensor, np.ndarray, np.generic, type(None))
+_KEYS: Final = (str, int, float, bool)
 _GENERATORS: Final = (torch.Generator, np.random.Generator, np.random.RandomState, random.Random)
 _NOT_STATE: Final = (
     *(type, types.ModuleType, types.FunctionType, types.BuiltinFunctionType, types.MethodType),
@@ -47,6 +55,12 @@ _OURS: Final = "outlast"
 _OF_TORCH: Final = (
     *("torch.utils.data.dataloader", "torch.distributed", "torch.nn.parallel", "torch._dynamo"),
 )
+_SEQUENCES: Final[dict[str, type[Any]]] = {
+    "t": tuple,
+    "l": list,
+    "s": set,
+    "d": collections.deque,
+}
 Put = Callable[[Any], None]
 
 
@@ -91,6 +105,7 @@ def values(known: Mapping[int, Any]) -> Iterator[Reached]:
         if not path.rpartition(".")[2].startswith("__")
     ]
     depths = [0] * len(todo)
+    counted = 0
     while todo and len(walked) < OBJECTS_MAX:
         one, depth = todo.pop(0), depths.pop(0)
         value = one.value
@@ -103,10 +118,32 @@ def values(known: Mapping[int, Any]) -> Iterator[Reached]:
         walked[id(value)] = value
         if isinstance(value, _GENERATORS):
             yield Reached(one.path, value, _put_generator(value), one.owner, one.kind)
+            continue
+        parts = _data_in(value, known) if counted < COUNTED_MAX else 0
+        counted += parts
+        if 0 < parts <= WHOLE_MAX and not isinstance(value, tuple):
+            yield Reached(one.path, value, _put_whole(value), one.owner, one.kind)
         elif depth < DEPTH_MAX:
             inner = _inside(one, known)
             todo += inner
             depths += [depth + 1] * len(inner)
+
+
+def _data_in(value: Any, known: Mapping[int, Any]) -> int:
+    """How many parts a container of nothing but data has, itself counted; 0 for anything else."""
+    parts, todo = 0, [value]
+    while todo and parts <= WHOLE_MAX:
+        one, parts = todo.pop(), parts + 1
+        if isinstance(one, _LEAVES):
+            if id(one) in known:
+                return 0
+        elif isinstance(one, dict) and all(isinstance(key, _KEYS) for key in one):
+            todo += one.values()
+        elif isinstance(one, list | set | collections.deque) or type(one) is tuple:
+            todo += one
+        else:
+            return 0
+    return 0 if isinstance(value, _LEAVES) else parts
 
 
 def _inside(one: Reached, known: Mapping[int, Any]) -> list[Reached]:
@@ -149,20 +186,27 @@ def _parts(value: Any) -> Iterator[tuple[str, Any, Put]]:
         for key in list(value)[:ITEMS_MAX]:
             if isinstance(key, str | int | float | bool):
                 yield f"[{key!r}]", value[key], _put_item(value, key)
-    elif isinstance(value, list | tuple):
-        for number, part in enumerate(value[:ITEMS_MAX]):
+    elif isinstance(value, list | tuple | collections.deque):
+        for number, part in enumerate(islice(value, ITEMS_MAX)):
             yield f"[{number}]", part, _put_item(value, number)
     elif isinstance(value, torch.nn.Module):
-        for name, tensor in [*value.named_parameters(), *value.named_buffers()]:
-            yield f".{name}", tensor, _put_tensor(tensor)
-        for where, module in value.named_modules():
-            for name, part in list(vars(module).items()):
-                if not name.startswith("_"):
-                    full = f".{where}.{name}" if where else f".{name}"
-                    yield full, part, _put_attribute(module, name)
+        yield from _parts_of_module(value)
     else:
         for name, part in list(getattr(value, "__dict__", {}).items()):
             yield f".{name}", part, _put_attribute(value, name)
+
+
+def _parts_of_module(value: torch.nn.Module) -> Iterator[tuple[str, Any, Put]]:
+    for name, tensor in [*value.named_parameters(), *value.named_buffers()]:
+        yield f".{name}", tensor, _put_tensor(tensor)
+    for name, tensor in value.named_parameters():  # whether it is frozen is in no state_dict
+        full = f".{name}.{FROZEN}"
+        yield full, tensor.requires_grad, _put_attribute(tensor, FROZEN)
+    for where, module in value.named_modules():
+        for name, part in list(vars(module).items()):
+            if not name.startswith("_"):
+                full = f".{where}.{name}" if where else f".{name}"
+                yield full, part, _put_attribute(module, name)
 
 
 def _put_item(holder: Any, key: Any) -> Put:
@@ -171,6 +215,23 @@ def _put_item(holder: Any, key: Any) -> Put:
             _put_tensor(holder[key])(value)
         else:
             holder[key] = value
+
+    return put
+
+
+def _put_whole(holder: Any) -> Put:
+    def put(value: Any) -> None:
+        is_alike = len(holder) == len(value) and not isinstance(holder, set)
+        if isinstance(holder, dict) and list(holder) == list(value):
+            for key, part in value.items():
+                _put_item(holder, key)(part)
+        elif is_alike and not isinstance(holder, dict):
+            for number, part in enumerate(value):
+                _put_item(holder, number)(part)
+        else:
+            holder.clear()
+            add = holder.update if isinstance(holder, dict | set) else holder.extend
+            add(value)
 
     return put
 
@@ -254,19 +315,23 @@ def _told(value: Any) -> list[Any]:
         return ["tensor", kind, list(value.shape), bytes(bytes_of(value))]
     if isinstance(value, np.ndarray):
         return ["array", value.dtype.str, list(value.shape), value.tobytes()]
+    if isinstance(value, np.generic):
+        return ["number", value.dtype.str, [], value.tobytes()]
     if isinstance(value, _GENERATORS):
-        return ["generator", _plain(state_of(value))]
-    return ["plain", value]
+        return ["state", _plain(state_of(value))]
+    return ["plain", value] if isinstance(value, _LEAVES) else ["state", _plain(value)]
 
 
 def _plain(state: Any) -> Any:
-    if isinstance(state, torch.Tensor | np.ndarray):
+    if isinstance(state, torch.Tensor | np.ndarray | np.generic):
         return {"$": _told(state)}
     if isinstance(state, Mapping):
         return {"m": [[key, _plain(value)] for key, value in state.items()]}
-    if isinstance(state, tuple | list):
-        return {"t" if isinstance(state, tuple) else "l": [_plain(one) for one in state]}
-    return {"i": str(state)} if isinstance(state, int) else {"v": state}
+    if isinstance(state, tuple | list | set | collections.deque):
+        letter = next(name for name, kind in _SEQUENCES.items() if isinstance(state, kind))
+        return {letter: [_plain(one) for one in state]}
+    is_whole = isinstance(state, int) and not isinstance(state, bool)
+    return {"i": str(state)} if is_whole else {"v": state}
 
 
 def _unplain(told: Any) -> Any:
@@ -275,9 +340,8 @@ def _unplain(told: Any) -> Any:
         return _read(value)
     if key == "m":
         return {name: _unplain(one) for name, one in value}
-    if key in "tl":
-        found = [_unplain(one) for one in value]
-        return tuple(found) if key == "t" else found
+    if key in _SEQUENCES:
+        return _SEQUENCES[key](map(_unplain, value))
     return int(value) if key == "i" else value
 
 
@@ -287,6 +351,7 @@ def _read(told: list[Any]) -> Any:
         dtype: Any = getattr(torch, told[1])
         raw = torch.frombuffer(bytearray(told[3]), dtype=torch.uint8) if told[3] else None
         return torch.empty(told[2], dtype=dtype) if raw is None else raw.view(dtype).view(told[2])
-    if kind == "array":
-        return np.frombuffer(told[3], np.dtype(told[1])).reshape(told[2]).copy()
-    return _unplain(told[1]) if kind == "generator" else told[1]
+    if kind in ("array", "number"):
+        array = np.frombuffer(told[3], np.dtype(told[1])).reshape(told[2]).copy()
+        return array[()] if kind == "number" else array
+    return _unplain(told[1]) if kind == "state" else told[1]
