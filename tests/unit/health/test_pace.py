@@ -10,12 +10,15 @@ from outlast.health.watched import (
     EVERY_S,
     KEPT,
     LEAST,
+    LINE_S,
     OVERLAP,
     Begin,
     Pace,
+    RankSteps,
     WatchedWorker,
     interval_s,
     stride,
+    telling_s,
     told,
 )
 
@@ -63,9 +66,9 @@ def test_the_newest_steps_are_told_and_told_again(ranks):
     seconds = [QUICK_S / 2, QUICK_S / 4, 0, 0]
     assert array("f", word.ranks[1].seconds).tolist() == pytest.approx(seconds)
     assert list(pace.look(1.1 + EVERY_S)) == []  # not time yet
-    assert list(pace.look(9.0)) == []  # no news
+    assert list(pace.look(2.0)) == []  # no news
     beats[0].timing(*timing(101))
-    (word,) = pace.look(10.0)
+    (word,) = pace.look(3.0)
     assert array("q", word.ranks[0].steps).tolist() == list(range(102 - KEPT, 102))
     assert array("q", word.ranks[1].steps).tolist() == [100]
 
@@ -115,3 +118,70 @@ def test_many_machines_speak_less_often():
 )
 def test_short_steps_are_told_of_with_gaps_that_nest(step_s, word_s, each):
     assert stride(step_s, word_s) == each
+
+
+def lines(pace, now_s):
+    return [one for one in pace.look(now_s) if isinstance(one, RankSteps)]
+
+
+def test_what_all_steps_were_spent_on_is_told_for_the_ledger(ranks):
+    beats, watched = ranks
+    pace = Pace()
+    pace.begin(watched)
+    assert lines(pace, 100.0) == []
+    for step in range(1, 8):
+        spent = (0.1, 0.2, 0.3, 0.0) if step != 5 else (9.0, 0.0, 0.0, 0.0)
+        beats[1].timing(step, float(step), sum(spent), *spent)
+    assert lines(pace, 101.0) == []  # not yet
+    (line,) = lines(pace, 105.0)
+    assert (line.attempt, line.seconds) == (3, 5.0)
+    assert (line.ranks, line.kinds, line.num) == ((9,), (41,), (7,))
+    found = (line.step_s, line.own_s, line.wait_s, line.data_s, line.longest_s)
+    assert [one for (one,) in found] == pytest.approx([0.6, 0.1, 0.2, 0.3, 9.0])
+    assert lines(pace, 300.0) == []  # nobody has made a step since
+    for beat in beats:
+        beat.timing(*timing(8, 0.5))
+    (line,) = lines(pace, 301.0)
+    assert (line.seconds, line.ranks, line.num) == (196.0, (8, 9), (1, 1))
+    assert line.longest_s == pytest.approx((0.5, 0.5))
+
+
+def test_steps_that_are_not_remembered_any_more_are_counted(ranks):
+    beats, watched = ranks
+    pace = Pace()
+    pace.begin(watched)
+    beats[0].timing(*timing(1, 7.0))
+    assert lines(pace, 0.0) == []
+    for look in range(20):
+        for step in range(2 + look * 250, 252 + look * 250):
+            beats[0].timing(*timing(step))
+        assert lines(pace, 1.0 + look / 10) == [] or look == 19
+    beats[0].timing(*timing(6000))
+    (line,) = lines(pace, 9.0)
+    assert line.num[0] > 1000
+    assert line.step_s == pytest.approx((QUICK_S,))
+    assert line.longest_s == pytest.approx((7.0,))
+
+
+@pytest.mark.parametrize(
+    ("machines", "each", "attempt_h", "most"),
+    [(1, 8, 720, 3000), (8, 8, 720, 25_000), (128, 8, 720, 160_000), (512, 8, 3, 700_000)],
+    ids=str,
+)
+def test_a_month_gives_no_ledger_of_a_million_lines(machines, each, attempt_h, most):
+    num, now_s, began_s, line_s = 0, 0.0, 0.0, 0.0
+    month_s, world_size = 30 * 24 * 3600.0, machines * each
+    while now_s < month_s:
+        now_s = line_s + telling_s(world_size, line_s - began_s)
+        if now_s - began_s > attempt_h * 3600:
+            began_s = line_s = began_s + attempt_h * 3600
+            continue
+        num, line_s = num + 1, now_s
+    assert num > 100  # and it does tell
+    assert num * machines < most
+
+
+def test_the_first_lines_come_sooner():
+    assert telling_s(8, 0.0) == telling_s(8, 5.0) == 5.0
+    assert telling_s(8, 20.0) == 20.0
+    assert telling_s(8, 3600.0) == LINE_S
