@@ -135,6 +135,7 @@ def story() -> list[Event]:
     one.train(8100)
     deadline_t = START_T + one.t + 120
     one.tell("notice", node="node-2", source="aws", action="terminate", deadline_t=deadline_t)
+    one.t += 0.1
     one.tell("drain_agreed", rank=0, step=8130, reason="notice", left_s=118.0)
     one.train(8130)
     one.t += 21

@@ -301,11 +301,11 @@ def interval_s(machines: float) -> float:
 
 
 def telling_s(world_size: int, age_s: float) -> float:
-    """Seconds between two lines of the ledger of each machine, in an attempt of this size and age.
+    """Seconds from a line of the ledger to the same machine's next one.
 
     Args:
         world_size: workers of all machines.
-        age_s: since the attempt began.
+        age_s: of the attempt when the line was told; 0 before the first.
     """
     usual_s = max(LINE_S, world_size * LINE_S / RANKS_MINUTE)
     return max(min(max(age_s, usual_s / FIRST_LINE), usual_s), age_s / LINES)
@@ -358,7 +358,7 @@ class Pace:
             kinds = {rank: watched.heard[rank].kind for rank, read in self._read.items() if read}
             ranks = tuple(times_of(self._read, kinds, self._interval_s))
             yield Timings(attempt=watched.begin.attempt, node=watched.begin.node, ranks=ranks)
-        age_s = now_s - self._began_s
+        age_s = self._line_s - self._began_s
         if self._untold and now_s - self._line_s >= telling_s(watched.begin.world_size, age_s):
             yield self._line(watched, now_s)
 

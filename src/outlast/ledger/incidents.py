@@ -304,7 +304,12 @@ class IncidentTracker:
     def _notice(self, event: Event) -> None:
         if event.get("early"):  # a recommendation: what follows from it has events of its own
             return
-        if self.open is not None:
+        opened = self.open
+        if opened is not None and opened.kind == "drain" and opened.attempt == event.attempt:
+            # What it is drained for, told by a machine whose clock is late.
+            opened.kind, opened.notice = "preemption notice", opened.notice or event
+            return
+        if opened is not None:
             self.heard = event
             return
         self._begin("preemption notice", event.t, event.t).notice = event

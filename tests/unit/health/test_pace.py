@@ -181,7 +181,12 @@ def test_a_month_gives_no_ledger_of_a_million_lines(machines, each, attempt_h, m
     assert num * machines < most
 
 
-def test_the_first_lines_come_sooner():
-    assert telling_s(8, 0.0) == telling_s(8, 5.0) == 5.0
-    assert telling_s(8, 20.0) == 20.0
-    assert telling_s(8, 3600.0) == LINE_S
+def test_the_first_lines_come_sooner(ranks):
+    beats, watched = ranks
+    pace = Pace()
+    pace.begin(watched)
+    told_s = []
+    for look in range(4 * 200):
+        beats[0].timing(*timing(look + 1))
+        told_s += [look * EVERY_S for _ in lines(pace, look * EVERY_S)]
+    assert told_s == [5, 10, 20, 40, 80, 80 + LINE_S]

@@ -210,6 +210,20 @@ def test_a_drain_without_its_notice_is_a_drain():
     assert incident.what == "all ranks stopped after step 91"
 
 
+def test_a_notice_that_a_late_clock_dates_behind_the_drain_is_what_it_is_for():
+    events = drained()
+    (incident,) = incidents([*events[:4], notice(5.05, 125.05), *events[5:]])
+    assert (incident.kind, incident.began_t) == ("preemption notice", 5.0)
+    assert incident.what == "aws says terminate in 120 s; all ranks stopped after step 91"
+
+
+def test_the_next_runs_notice_makes_no_other_drain_of_the_one_before():
+    events = drained()
+    del events[4]
+    found = incidents([*events, notice(67.5, 999.0, attempt=2)])
+    assert [one.kind for one in found] == ["drain", "preemption notice"]
+
+
 def test_a_machine_that_goes_before_the_drain_is_part_of_the_notice():
     (incident,) = incidents([*start(), notice(4.5, 34.5, source="signal"), lost(5.0, signal=9)])
     assert incident.kind == "preemption notice"
