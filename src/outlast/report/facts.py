@@ -47,6 +47,7 @@ from outlast.ledger.measured import TierTime, tier_times
 from outlast.policy import hazard
 from outlast.policy.hazard import Posterior
 from outlast.policy.interval import Costs, exact_wall
+from outlast.report.series import RankTimes, rank_times
 
 if TYPE_CHECKING:
     from outlast.planner.many import JobCase
@@ -105,6 +106,7 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
         unfit: machines that the doctor found unfit before the last start, with why.
         storms: the newest storms of failures, and what each has cost.
         keepers_lost: how often a keeper ended while the job ran; another was started each time.
+        ranks: what each worker's steps were spent on, where the ledger tells.
     """
 
     job: str
@@ -125,6 +127,7 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
     forecast: Forecast | None = None
     tiers: dict[str, TierInterval] = {}
     keepers_lost: int = 0
+    ranks: list[RankTimes] = []
     by_attempt: dict[int, dict[Part, float]] = {}
     by_machine: dict[str, dict[Part, float]] = {}
     by_tier: dict[str, TierTime] = {}
@@ -216,6 +219,7 @@ def facts(
         price=price_on_demand if price_spot is None else price_spot,
         priced_as="on demand" if price_spot is None else "spot",
         unfit=_unfit(rest),
+        ranks=rank_times(ordered),
         keepers_lost=sum(
             event.event == "watch_gap" and event.get("what") == "keeper" for event in rest
         ),
@@ -262,6 +266,7 @@ def to_json(
         "by_tier": msgspec.to_builtins(job.by_tier),
         "waited_for_slow_ranks_s": job.waited_s,
         "slow_ranks": msgspec.to_builtins(job.slow_ranks),
+        "ranks": [_rank_json(one) for one in job.ranks],
         "unfit": job.unfit,
         "tiers": msgspec.to_builtins(job.tiers),
         "num_keepers_lost": job.keepers_lost,
@@ -286,6 +291,12 @@ def _forecast_json(job: Facts, found: Forecast) -> dict[str, Any]:
         "best_interval_s": found.best_interval_s,
         "regret_fraction": found.regret,
     }
+
+
+def _rank_json(one: RankTimes) -> dict[str, Any]:
+    data: dict[str, Any] = msgspec.to_builtins(one)
+    del data["factors"]  # for a picture
+    return data
 
 
 def _incident_json(incident: Incident) -> dict[str, Any]:

@@ -46,6 +46,7 @@ from outlast.ledger.measured import SampledSteps
 from outlast.metrics.folded import JobFold, Tally
 from outlast.peer.claims import Onlooker
 from outlast.report.facts import Facts, State, StateFold
+from outlast.report.series import rank_samples
 from outlast.storage import Directory
 
 CHUNK_BYTES: Final = 1 << 20
@@ -84,7 +85,7 @@ class TierView(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RankView(msgspec.Struct, frozen=True, kw_only=True):
-    """One worker of this machine, as its memory says, or one that the ledger calls slow.
+    """One worker: of this machine as its memory says, else as the ledger's newest line of it does.
 
     Attributes:
         rank: its number.
@@ -183,8 +184,8 @@ class View(msgspec.Struct, frozen=True, kw_only=True):
         workers_s: part → worker-seconds.
         saved_step: the newest step that can be resumed from, or null.
         tiers: the newest checkpoint of each.
-        ranks: workers of this machine, the one with the most work of its own first; else those
-            that the ledger calls slow.
+        ranks: those that the ledger calls slow first, then the one with the most work of its own:
+            workers of this machine as they are now, others as their machine said it last.
         machines: the worst first.
         price_per_machine_hour, priced_as: as of ``outlast report``.
         cost, cost_lost: in the currency of the price so far; null without one.
@@ -258,6 +259,7 @@ class _LedgerSeen:
         self.until: int | None = None
         self.paces: collections.deque[float] = collections.deque(maxlen=NEWEST)
         self.stacks: collections.deque[tuple[float, str]] = collections.deque(maxlen=HANGS)
+        self.rank_steps: dict[str, Event] = {}  # machine → its newest line of the newest attempt
         self.storage_error = ""  # since the last commit
         self._sampled = SampledSteps()
 
@@ -268,6 +270,10 @@ class _LedgerSeen:
         elif event.event == "attempt_formed":
             if self.formed is None or event.attempt > self.formed.attempt:
                 self.formed = event
+                self.rank_steps.clear()
+        elif event.event == "rank_steps":
+            if self.formed is not None and event.attempt == self.formed.attempt:
+                self.rank_steps[event.node] = event
         elif event.event in ("step", "resumed") and event.rank == 0:
             step = whole(event)
             self.step = self.step if step is None else step
@@ -401,7 +407,7 @@ class Following:
             workers_s={str(part): value for part, value in split.workers.parts().items()},
             saved_step=max(self._fold.measured.newest.values(), default=None),
             tiers=self._tiers(tally, is_running=is_running),
-            ranks=_ranked(ranks, slow),
+            ranks=_ranked(ranks, seen.rank_steps.values() if is_running else (), slow),
             machines=_machines(
                 seen.hosts,
                 tally,
@@ -573,9 +579,23 @@ def _rank(watched: Watched, begin: Begin, rank: int, now: float) -> RankView:
     )
 
 
-def _ranked(ranks: Iterable[RankView], slow: dict[tuple[str, int], float]) -> list[RankView]:
+def _ranked(
+    ranks: Iterable[RankView], lines: Iterable[Event], slow: dict[tuple[str, int], float]
+) -> list[RankView]:
     """The slowest first, by the ledger's word and then by their own work."""
-    known = {one.rank: one for one in ranks}
+    known = {
+        one.rank: RankView(
+            rank=one.rank,
+            node=line.node,
+            step_s=one.step_s,
+            own_s=one.own_s,
+            wait_s=one.wait_s,
+            data_s=one.data_s,
+        )
+        for line in lines
+        for one in rank_samples(line)
+    }
+    known |= {one.rank: one for one in ranks}
     for (node, rank), factor in slow.items():
         one = known.get(rank, RankView(rank=rank, node=node))
         known[rank] = msgspec.structs.replace(one, slow_factor=factor)
