@@ -164,6 +164,7 @@ def story() -> list[Event]:
     one.t += 25
     one.form(8130, "from local", 31.0)
     one.train(10_500)
+    one.t += 3.0
     one.tell("session_ended", rank=0, step=10_500, stalled_s=3.0)
     one.t += 12
     one.tell("job_finished", exit_code=0, reason="all steps are done")
