@@ -36,7 +36,8 @@ class _Story:
         self._paces = random.Random(11)
 
     def tell(self, name: str, **said: Any) -> None:
-        """An event; ``node`` and ``rank`` are those of its head."""
+        """An event; ``node`` and ``rank`` are those of its head. No two are of the same moment."""
+        self.t += 1e-3
         self.events.append(
             Event(
                 t=START_T + self.t,
@@ -53,7 +54,7 @@ class _Story:
     def form(self, step: int, source: str, takes_s: float) -> None:
         self.attempt += 1
         hosts = dict.fromkeys(MACHINES, EACH)
-        self.tell("attempt_formed", world_size=32, nodes=list(MACHINES), hosts=hosts)
+        self.tell("attempt_formed", world_size=32, nodes=len(MACHINES), hosts=hosts)
         self.t += takes_s
         self.step = step
         places = ["local"] if step else []
@@ -153,7 +154,6 @@ def story() -> list[Event]:
     one.train(8100)
     deadline_t = START_T + one.t + 120
     one.tell("notice", node="node-2", source="aws", action="terminate", deadline_t=deadline_t)
-    one.t += 0.1
     one.tell("drain_agreed", rank=0, step=8130, reason="notice", left_s=118.0)
     one.train(8130)
     one.t += 21
@@ -177,7 +177,7 @@ def large_job(machines: int, minutes: int = 90) -> list[Event]:
     names = [f"ip-10-0-3-{number}.compute.internal" for number in range(machines)]
     one.tell("job_started", command=["train.py"], age_s=9.0)
     one.attempt, num = 1, machines * EACH
-    one.tell("attempt_formed", world_size=num, nodes=names, hosts=dict.fromkeys(names, EACH))
+    one.tell("attempt_formed", world_size=num, nodes=machines, hosts=dict.fromkeys(names, EACH))
     one.tell("resumed", rank=0, step=0, source="", places=[], building_s=20.0)
     for minute in range(minutes):
         one.t += 60.0

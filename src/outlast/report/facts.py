@@ -304,6 +304,7 @@ def _incident_json(incident: Incident) -> dict[str, Any]:
     return {
         **data,
         "ranks": list(incident.ranks),
+        "nodes": list(incident.nodes),
         "lost_steps": incident.lost_steps,
         "detected_after_s": incident.detected_t - incident.began_t,
         "back_after_s": None if incident.back_t is None else incident.back_t - incident.began_t,

@@ -76,7 +76,7 @@ def test_its_incidents_are_the_same():
     def seen(events):
         return [(one.kind, one.began_t, one.lost_steps, one.back_t) for one in incidents(events)]
 
-    assert [one[0] for one in seen(before())] == ["restart", "hang", "preemption notice"]
+    assert [one[0] for one in seen(before())] == ["worker lost", "hang", "preemption notice"]
     assert seen(before()) == seen(story())
 
 

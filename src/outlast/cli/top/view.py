@@ -370,8 +370,8 @@ class Following:
         ranks = self._workers.look(attempt, now) if is_running else []
         steps = [one.step for one in ranks if one.step is not None]
         step = max(min(steps), seen.step or 0) if steps else seen.step
-        told = so_far.newest(TOLD)
-        first = so_far.num_incidents - len(told) + 1
+        first = max(so_far.num_incidents - TOLD, 0) + 1
+        told = so_far.incidents(first - 1)
         pace_s = statistics.median(seen.paces) if seen.paces else None
         left = self._left(step, split) if is_running else (None, None)
         job = self._facts(state, split, told)
