@@ -3,6 +3,7 @@
 import types
 from array import array
 
+import msgspec
 import pytest
 
 from outlast.attempt.beat import BEATS_VARIABLE, Beat, BeatReader, Timing
@@ -21,6 +22,9 @@ from outlast.health.watched import (
     telling_s,
     told,
 )
+from outlast.launch.health import Health
+from outlast.ledger.file import Ledger, read_events
+from outlast.report.series import rank_samples
 
 
 class Watched(types.SimpleNamespace):
@@ -190,3 +194,31 @@ def test_the_first_lines_come_sooner(ranks):
         beats[0].timing(*timing(look + 1))
         told_s += [look * EVERY_S for _ in lines(pace, look * EVERY_S)]
     assert told_s == [5, 10, 20, 40, 80, 80 + LINE_S]
+
+
+def test_a_line_of_another_attempt_is_not_written_down(tmp_path):
+    ledger = Ledger(tmp_path, job="j", attempt=3)
+    health = Health(ledger, tmp_path / "log", "stem")
+    figures = dict.fromkeys(("step_s", "own_s", "wait_s", "data_s"), (0.123456, 1.0))
+    told = {"seconds": 5.0001234, "ranks": (8, 9), "num": (2, 2), "longest_s": (2.0, 3.0)}
+    line = RankSteps(attempt=3, kinds=(7, 7), **told, **figures)
+    health._pass_on(line)  # nobody is watched
+    health.begin(Begin(attempt=3, node="b", beats="", world_size=2, workers=()))
+    health._pass_on(msgspec.structs.replace(line, attempt=2))
+    health._pass_on(line)
+    health._pass_on(msgspec.structs.replace(line, kinds=(7, 8)))
+    health.end()
+    health._pass_on(line)
+    ledger.close()
+    first, second = read_events(tmp_path)
+    assert first.event == "rank_steps"
+    assert first.fields == {
+        "seconds": 5.0,
+        "ranks": [8, 9],
+        "kinds": [7],
+        "num": [2, 2],
+        **{key: [0.123, 1.0] for key in ("step_s", "own_s", "wait_s", "data_s")},
+        "longest_s": [2.0, 3.0],
+    }
+    assert second["kinds"] == [7, 8]
+    assert [one.own_s for one in rank_samples(first)] == [0.123, 1.0]
