@@ -59,10 +59,13 @@ def test_what_somebody_else_has_put_around_it_stays(monkeypatch):
         noted(module)
 
     monkeypatch.setattr(torch.nn.Module, "__init__", theirs)
-    models = [torch.nn.Identity() for _ in range(2)]
-    assert made == models
+    first = torch.nn.Identity()
+    noted_s = early.first_model_s()
+    assert noted_s is not None
+    second = torch.nn.Identity()
+    assert made == [first, second]
     assert torch.nn.Module.__init__ is theirs
-    assert early.first_model_s() is not None
+    assert early.first_model_s() == noted_s
 
 
 def test_where_torch_comes_later_its_first_model_is_noted(tmp_path, monkeypatch):
