@@ -3,7 +3,7 @@
 ``facts``     what every report says, computed once from the ledger; data for ``--json``
 ``text``      the report as lines for a terminal; the console on which other commands print too
 ``page``      the report as one page that opens in a browser
-``series``    what the page draws, as numbers: attempts, losses, saves, failures by machine
+``series``    what the page draws, as numbers: attempts, losses, saves, failures, which rank is slow
 ``plot``      its pictures: curves, dots and axes in pixels
 ``chart``     pictures of what ``outlast plan`` answers; no ledger is needed for these
 """
