@@ -160,13 +160,11 @@ class RankSample(NamedTuple):
     """What a line of the ledger says of one worker's steps, each figure a median but the last.
 
     Attributes:
-        place: its place on the machine, from 0.
         kind: the number of its kind of work.
         num: steps in this time.
         own_s, wait_s, data_s: its own work, and its waits for other ranks and for batches.
     """
 
-    place: int
     rank: int
     kind: int
     num: int
@@ -209,7 +207,7 @@ def rank_samples(event: Event) -> list[RankSample]:
     is_whole = {len(one) for one in told} == {len(ranks)} and line.seconds >= 0
     if not is_whole or not all(0 <= x < math.inf for one in figures for x in one):
         return []
-    return [RankSample(place, *said) for place, said in enumerate(zip(*told, strict=True))]
+    return [RankSample(*said) for said in zip(*told, strict=True)]
 
 
 class RankTimes(msgspec.Struct, frozen=True, kw_only=True):
@@ -337,8 +335,10 @@ def rank_times(ordered: Sequence[Event]) -> list[RankTimes]:
             columns = range(column(from_t), column(event.t) + 1)
             for said in rank_samples(event):
                 one = said._replace(num=said.num * every) if every > 1 else said
-                yield (event.node, one.place), one, columns, from_t, event.t
+                key = event.node, where[event.node, event.attempt][one.rank]
+                yield key, one, columns, from_t, event.t
 
+    where = _places(lines)
     places: dict[tuple[str, int], _Place] = {}
     groups: list[dict[int, set[tuple[str, int]]]] = [{} for _ in range(COLUMNS)]
     for key, one, columns, _, _ in each():
@@ -362,16 +362,25 @@ def rank_times(ordered: Sequence[Event]) -> list[RankTimes]:
     return sorted(told, key=lambda one: (first[one.node], one.node, one.place))
 
 
+def _places(lines: Iterable[Event]) -> dict[tuple[str, int], dict[int, int]]:
+    """Machine and attempt → rank → its place there; several agents may run on one machine."""
+    ranks: defaultdict[tuple[str, int], set[int]] = defaultdict(set)
+    for event in lines:
+        ranks[event.node, event.attempt].update(one.rank for one in rank_samples(event))
+    return {key: {rank: at for at, rank in enumerate(sorted(of))} for key, of in ranks.items()}
+
+
 def _each_nth(lines: list[Event], every: int) -> list[Event]:
-    """Of each machine."""
+    """Of each agent: its workers stay the same for an attempt."""
     if every == 1:
         return lines
-    num: dict[str, int] = {}
+    num: defaultdict[tuple[str, int, str], int] = defaultdict(int)
     kept = []
     for event in lines:
-        num[event.node] = num.get(event.node, -1) + 1
-        if num[event.node] % every == 0:
+        agent = event.node, event.attempt, str(event.get("ranks"))
+        if num[agent] % every == 0:
             kept.append(event)
+        num[agent] += 1
     return kept
 
 

@@ -169,10 +169,12 @@ def test_a_sign_of_life_that_stands_still_or_goes_on(tmp_path, monkeypatch):
 
 
 def test_ranks_of_other_machines_are_as_their_machines_said_last(tmp_path):
-    def told(t, attempt, own_s):
+    def told(t, attempt, own_s, first=2):
         figures = {"step_s": [0.3] * 2, "own_s": own_s, "wait_s": [0.1] * 2, "data_s": [0.01] * 2}
         counts = {"seconds": 10.0, "kinds": [7], "num": [30] * 2, "longest_s": [0.5] * 2}
-        return event(t, "rank_steps", attempt, None, "b", ranks=[2, 3], **counts, **figures)
+        return event(
+            t, "rank_steps", attempt, None, "b", ranks=[first, first + 1], **counts, **figures
+        )
 
     events = [*lived(), told(48, 2, [0.1, 0.2]), told(58, 2, [0.1, 0.25])]
     events.append(told(59, 1, [9.0, 9.0]))  # late, of the attempt before
@@ -185,6 +187,9 @@ def test_ranks_of_other_machines_are_as_their_machines_said_last(tmp_path):
     console = Console(file=io.StringIO(), width=100, height=40, color_system=None)
     console.print(ViewScreen(view))
     assert "250 ms" in console.file.getvalue()
+    beside = told(59, 2, [0.3, 0.3], first=4)  # another agent of the same machine
+    write(tmp_path / "j", [*events, beside])
+    assert [one.rank for one in viewed(tmp_path / "j").ranks] == [4, 5, 3, 2]
     again = event(60, "attempt_formed", 3, None, world_size=2, nodes=1, hosts={"a": 2})
     write(tmp_path / "j", [*events, again])
     assert viewed(tmp_path / "j").ranks == []

@@ -112,6 +112,29 @@ def test_ranks_that_are_dealt_out_anew_are_the_same_workers():
     assert second.slow_from_t == 1e9 + 300
 
 
+def test_one_that_has_made_no_step_leaves_its_place_to_nobody():
+    whole = [line(m, "a", [0, 1, 2], [0.4, 0.4, 0.9]) for m in range(3)]
+    first, second, third = rank_times([*whole, line(3, "a", [1, 2], [0.4, 0.9])])
+    assert [one.num_steps for one in (first, second, third)] == [180, 240, 240]
+    assert (second.slow_factor, third.slow_until_t) == (None, 1e9 + 240)
+
+
+def test_several_agents_on_one_machine_have_places_of_their_own():
+    events = [one for m in range(3) for one in (_pair(m, 0, 0.4), _pair(m, 2, 0.9))]
+    found = rank_times(events)
+    assert [(one.place, one.rank, one.num_steps) for one in found] == [
+        (0, 0, 180),
+        (1, 1, 180),
+        (2, 2, 180),
+        (3, 3, 180),
+    ]
+    assert [one.slow_factor is not None for one in found] == [False, False, True, True]
+
+
+def _pair(minute, first, own_s):
+    return line(minute, "a", [first, first + 1], [own_s, own_s])
+
+
 def test_a_pause_is_no_part_of_what_is_told():
     events = [line(m, "a", [0, 1], [0.4, 0.4]) for m in (0, 1, 98, 99)]
     (found, _) = rank_times([told(0, "attempt_formed"), *events])
@@ -154,6 +177,14 @@ def test_of_very_many_lines_some_are_looked_at_and_all_count():
     assert found[3].num_steps == pytest.approx(60 * minutes, rel=1e-3)
     assert found[3].lost_s == pytest.approx(0.4 * 60 * (minutes - 1000), rel=1e-3)
     assert found[3].slow_from_t == pytest.approx(1e9 + 60_000, abs=120)
+
+
+def test_of_very_many_lines_of_two_agents_some_of_each_are_looked_at():
+    minutes = RANK_SAMPLES // 4 + 100
+    pairs = ((_pair(m, 0, 0.4), _pair(m, 2, 0.9)) for m in range(minutes))
+    found = rank_times([one for pair in pairs for one in pair])
+    assert [one.rank for one in found] == [0, 1, 2, 3]
+    assert [one.num_steps for one in found] == pytest.approx([60 * minutes] * 4, rel=1e-3)
 
 
 def test_json_has_each_rank_and_no_picture():

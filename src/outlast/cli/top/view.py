@@ -46,7 +46,7 @@ from outlast.ledger.measured import SampledSteps
 from outlast.metrics.folded import JobFold, Tally
 from outlast.peer.claims import Onlooker
 from outlast.report.facts import Facts, State, StateFold
-from outlast.report.series import rank_samples
+from outlast.report.series import RankSample, rank_samples
 from outlast.storage import Directory
 
 CHUNK_BYTES: Final = 1 << 20
@@ -259,7 +259,7 @@ class _LedgerSeen:
         self.until: int | None = None
         self.paces: collections.deque[float] = collections.deque(maxlen=NEWEST)
         self.stacks: collections.deque[tuple[float, str]] = collections.deque(maxlen=HANGS)
-        self.rank_steps: dict[str, Event] = {}  # machine → its newest line of the newest attempt
+        self.rank_steps: dict[int, tuple[str, RankSample]] = {}  # rank → machine and newest word
         self.storage_error = ""  # since the last commit
         self._sampled = SampledSteps()
 
@@ -273,7 +273,7 @@ class _LedgerSeen:
                 self.rank_steps.clear()
         elif event.event == "rank_steps":
             if self.formed is not None and event.attempt == self.formed.attempt:
-                self.rank_steps[event.node] = event
+                self.rank_steps |= {one.rank: (event.node, one) for one in rank_samples(event)}
         elif event.event in ("step", "resumed") and event.rank == 0:
             step = whole(event)
             self.step = self.step if step is None else step
@@ -580,20 +580,21 @@ def _rank(watched: Watched, begin: Begin, rank: int, now: float) -> RankView:
 
 
 def _ranked(
-    ranks: Iterable[RankView], lines: Iterable[Event], slow: dict[tuple[str, int], float]
+    ranks: Iterable[RankView],
+    told: Iterable[tuple[str, RankSample]],
+    slow: dict[tuple[str, int], float],
 ) -> list[RankView]:
     """The slowest first, by the ledger's word and then by their own work."""
     known = {
         one.rank: RankView(
             rank=one.rank,
-            node=line.node,
+            node=node,
             step_s=one.step_s,
             own_s=one.own_s,
             wait_s=one.wait_s,
             data_s=one.data_s,
         )
-        for line in lines
-        for one in rank_samples(line)
+        for node, one in told
     }
     known |= {one.rank: one for one in ranks}
     for (node, rank), factor in slow.items():
