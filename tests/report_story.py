@@ -41,9 +41,11 @@ class _Story:
         self.attempt = 0
         self.step = 0
         self._chance = random.Random(seed)
+        self._paces = random.Random(11)
 
     def tell(self, name: str, **said: Any) -> None:
-        """An event; ``node`` and ``rank`` are those of its head."""
+        """An event; ``node`` and ``rank`` are those of its head. No two are of the same moment."""
+        self.t += 1e-3
         self.events.append(
             Event(
                 job=self._job,
@@ -60,7 +62,7 @@ class _Story:
     def form(self, step: int, source: str, takes_s: float) -> None:
         self.attempt += 1
         hosts = dict.fromkeys(MACHINES, EACH)
-        self.tell("attempt_formed", world_size=32, nodes=list(MACHINES), hosts=hosts)
+        self.tell("attempt_formed", world_size=32, nodes=len(MACHINES), hosts=hosts)
         self.t += takes_s
         self.step = step
         places = ["local"] if step else []
@@ -78,8 +80,25 @@ class _Story:
             scalars = {"loss": loss, "learning rate": rate}
             said = {"stalled_s": 0.02 * seconds, "data_s": 0.03 * seconds, "script_s": 0.0}
             self.tell("step", rank=0, step=self.step, seconds=seconds, scalars=scalars, **said)
+            self._tell_ranks(seconds, factor)
             if self.step % SAVE == 0:
                 self._save()
+
+    def _tell_ranks(self, seconds: float, factor: float) -> None:
+        """What each machine's ranks did; by so much rank 11 holds them up."""
+        step_s = seconds / SAMPLE
+        for place, node in enumerate(MACHINES):
+            ranks = list(range(EACH * place, EACH * (place + 1)))
+            own_s = [0.8 * STEP_S * self._paces.uniform(0.97, 1.03) for _ in ranks]
+            own_s = [
+                one * (factor if rank == 11 else 1) for rank, one in zip(ranks, own_s, strict=True)
+            ]
+            data_s = [0.03 * step_s for _ in ranks]
+            waits = {"wait_s": [max(step_s - one, 0.0) for one in own_s], "data_s": data_s}
+            steps = {"num": [SAMPLE] * EACH, "step_s": [step_s] * EACH, "own_s": own_s}
+            longest = {"longest_s": [2.5 * step_s] * EACH}
+            told = {"ranks": ranks, "kinds": [7], **steps, **waits, **longest}
+            self.tell("rank_steps", node=node, seconds=seconds, **told)
 
     def _save(self) -> None:
         tiers = ["local", "s3"] if self.step % (2 * SAVE) == 0 else ["local"]
@@ -155,6 +174,7 @@ def story() -> list[Event]:
     one.t += 25
     one.form(8130, "from local", 31.0)
     one.train(10_500)
+    one.t += 3.0
     one.tell("session_ended", rank=0, step=10_500, stalled_s=3.0)
     one.t += 12
     one.tell("job_finished", exit_code=0, reason="all steps are done")
@@ -191,6 +211,27 @@ def write_stories(root: Path) -> list[Path]:
         job = Job(id=events[0].job, settings={"peer.replicas": "auto"} | told | settings)
         (root / name / "job.json").write_bytes(msgspec.json.encode(job))
     return [root / name for name in jobs]
+
+
+def large_job(machines: int, minutes: int = 90) -> list[Event]:
+    """Machines of eight ranks, on which each minute some are slow, others in the next one."""
+    one = _Story("llama-sft-7b-large", 7)
+    names = [f"ip-10-0-3-{number}.compute.internal" for number in range(machines)]
+    one.tell("job_started", command=["train.py"], age_s=9.0)
+    one.attempt, num = 1, machines * EACH
+    one.tell("attempt_formed", world_size=num, nodes=machines, hosts=dict.fromkeys(names, EACH))
+    one.tell("resumed", rank=0, step=0, source="", places=[], building_s=20.0)
+    for minute in range(minutes):
+        one.t += 60.0
+        one.tell("step", rank=0, step=30 * (minute + 1), seconds=60.0, scalars={"loss": 1.0})
+        for place, node in enumerate(names):
+            own_s = [1.0 + ((minute + place) % 5) / 4] * EACH
+            same = {name: [2.0] * EACH for name in ("step_s", "longest_s")}
+            waits = {name: [0.1] * EACH for name in ("wait_s", "data_s")}
+            ranks = list(range(EACH * place, EACH * (place + 1)))
+            told = {"ranks": ranks, "kinds": [7], "num": [30] * EACH, "own_s": own_s}
+            one.tell("rank_steps", node=node, seconds=60.0, **told, **same, **waits)
+    return one.events
 
 
 def write_story(directory: Path, events: list[Event] | None = None) -> None:

@@ -11,6 +11,8 @@ import time
 from floor import TRAIN, Job, until
 
 from outlast.drill.metadata_server import AwsMetadataServer
+from outlast.ledger.file import read_events
+from outlast.ledger.incidents import incidents
 from thorough import ALL
 
 MOMENTS = (["a step"] * 2 + ["a save"] * 2 + ["before the first step"]) * (2 if ALL else 1)
@@ -118,6 +120,9 @@ def test_the_metadata_service_gives_notice_to_outlast_run(floor, rng, tmp_path):
         assert last_steps(job, 0) == [first] * RANKS
         assert job.events("notice")[0]["source"] == "aws"
         assert "notice from aws: terminate in 1" in agent.err
+        (incident,) = incidents(read_events(job.directory))
+        assert incident.kind == "preemption notice"
+        assert incident.began_t == job.events("notice")[0].t
 
         agent = start()  # on the same machine, whose notice stands: it leaves again, in order
         assert agent.wait() == 75, agent.text

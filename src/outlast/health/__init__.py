@@ -2,7 +2,7 @@
 
 ``watcher``    a process on each machine; it looks at the workers about ten times a second
 ``watched``    the workers of one attempt; messages between agent and watcher; the symptom ``Pace``:
-               what steps were spent on, for ``policy.stragglers``
+               what steps were spent on, for ``policy.stragglers`` and the ledger
 ``hang``       the symptom ``HangWatch``: workers that make no progress, and their stacks
 ``pulse``      in each worker: a thread that says that Python runs
 ``processes``  what the kernel knows of processes; ends what workers leave behind

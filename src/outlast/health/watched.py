@@ -14,6 +14,7 @@ watcher    ``Suspicion``   workers have made no progress for their limit, and th
 agent      ``Ask``         another machine suspects: how do the workers here look?
 watcher    ``Evidence``    so
 watcher    ``Timings``     what this machine's workers' newest steps were spent on
+watcher    ``RankSteps``   what all their steps were spent on since it said so last, in the middle
 watcher    ``Gap``         a symptom has failed, and was not looked for
 =========  ==============  =====================================================================
 
@@ -24,6 +25,12 @@ machines it speaks less often, so that all of them together say no more than ``W
 where so many steps go by in between that ``KEPT`` would not overlap with those of the other
 machines, it tells every second, fourth, eighth … step, by their numbers: machines that choose
 different strides still have steps in common.
+
+The ledger has less: one line of a machine tells all of its ranks, about once a minute
+(``telling_s``). All machines together tell of ``RANKS_MINUTE`` ranks a minute at most, each attempt
+ever more seldom, as ``LINES`` in the time that it has run are enough to see since when a rank is
+slow. So a job of a month comes to some thousand lines a machine. The last of an attempt are missing
+where it ends in between.
 """
 
 from __future__ import annotations
@@ -35,6 +42,7 @@ from array import array
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+from statistics import median_low
 from typing import Final
 
 import msgspec
@@ -147,6 +155,32 @@ class Timings(ipc.Message):
     ranks: tuple[Times, ...]
 
 
+class RankSteps(ipc.Message):
+    """What this machine's workers' steps were spent on since this was said last.
+
+    Attributes:
+        attempt: its number.
+        seconds: since then, or since the first look at the attempt.
+        ranks: of the workers that have completed steps in this time.
+        kinds: of each the number of its kind of work.
+        num: steps of each.
+        step_s: of each, the median from boundary to boundary.
+        own_s, wait_s, data_s: medians of its own work, and of its waits for others and for batches.
+        longest_s: of each, its longest step.
+    """
+
+    attempt: int
+    seconds: float
+    ranks: tuple[int, ...]
+    kinds: tuple[int, ...]
+    num: tuple[int, ...]
+    step_s: tuple[float, ...]
+    own_s: tuple[float, ...]
+    wait_s: tuple[float, ...]
+    data_s: tuple[float, ...]
+    longest_s: tuple[float, ...]
+
+
 class Gap(ipc.Message):
     """For so long, up to now, nobody has looked for ``symptom``."""
 
@@ -156,7 +190,7 @@ class Gap(ipc.Message):
 
 
 FromAgent = Begin | End | Ask
-FromWatcher = Alive | Learned | Suspicion | Evidence | Timings | Gap
+FromWatcher = Alive | Learned | Suspicion | Evidence | Timings | RankSteps | Gap
 
 
 def pair() -> tuple[socket.socket, socket.socket]:
@@ -254,11 +288,27 @@ EVERY_S: Final = 0.25
 WORDS_S: Final = 200.0  # of all machines
 READ: Final = 4096  # steps that are remembered
 OVERLAP: Final = 3  # words that have a step in common
+LINE_S: Final = 60.0  # between two lines of the ledger
+FIRST_LINE: Final = 12  # so much sooner the first one comes; then twice as late each time
+RANKS_MINUTE: Final = 40
+LINES: Final = 500
+COUNTED: Final = 512  # steps, evenly taken, that a median is of
 
 
 def interval_s(machines: float) -> float:
     """Seconds between two words of each of so many machines."""
     return max(EVERY_S, machines / WORDS_S)
+
+
+def telling_s(world_size: int, age_s: float) -> float:
+    """Seconds from a line of the ledger to the same machine's next one.
+
+    Args:
+        world_size: workers of all machines.
+        age_s: of the attempt when the line was told; 0 before the first.
+    """
+    usual_s = max(LINE_S, world_size * LINE_S / RANKS_MINUTE)
+    return max(min(max(age_s, usual_s / FIRST_LINE), usual_s), age_s / LINES)
 
 
 class Pace:
@@ -270,12 +320,16 @@ class Pace:
         self._read_s = self._say_s = 0.0  # when it is time again
         self._read: dict[int, deque[Timing]] = {}
         self._has_news = False
+        self._began_s: float | None = None  # the first look at the attempt
+        self._line_s = 0.0  # when the newest line of the ledger was told
+        self._untold: dict[int, tuple[int, float]] = {}  # rank → steps since then, the longest
 
     def begin(self, watched: Watched) -> Iterable[FromWatcher]:
         """An attempt begins."""
         self._watched, self._read, self._has_news = watched, {}, False
         self._interval_s = interval_s(watched.begin.world_size / max(len(watched.workers), 1))
         self._read_s = self._say_s = 0.0
+        self._began_s, self._untold = None, {}
         return ()
 
     def hear(self, message: FromAgent) -> Iterable[FromWatcher]:
@@ -283,22 +337,49 @@ class Pace:
         return ()
 
     def look(self, now_s: float) -> Iterable[FromWatcher]:
-        """The newest steps, if there are any that were not told and it is time."""
+        """The newest steps, and a line of the ledger: where there are steps to tell, in time."""
         watched = self._watched
         if watched is None or watched.begin.world_size < 2 or now_s < self._read_s:
-            return ()
+            return
         self._read_s = now_s + EVERY_S
+        if self._began_s is None:
+            self._began_s = self._line_s = now_s
         for rank, heard in watched.heard.items():
             read = self._read.setdefault(rank, deque(maxlen=READ))
             news = heard.timings(read[-1].step if read else -1)
             read.extend(news)
-            self._has_news |= bool(news)
-        if not self._has_news or now_s < self._say_s:
-            return ()
-        self._say_s, self._has_news = now_s + self._interval_s, False
-        kinds = {rank: watched.heard[rank].kind for rank, read in self._read.items() if read}
-        ranks = tuple(times_of(self._read, kinds, self._interval_s))
-        return (Timings(attempt=watched.begin.attempt, node=watched.begin.node, ranks=ranks),)
+            if news:
+                num, longest_s = self._untold.get(rank, (0, 0.0))
+                longest_s = max(longest_s, *(one.whole_s for one in news))
+                self._untold[rank] = num + len(news), longest_s
+                self._has_news = True
+        if self._has_news and now_s >= self._say_s:
+            self._say_s, self._has_news = now_s + self._interval_s, False
+            kinds = {rank: watched.heard[rank].kind for rank, read in self._read.items() if read}
+            ranks = tuple(times_of(self._read, kinds, self._interval_s))
+            yield Timings(attempt=watched.begin.attempt, node=watched.begin.node, ranks=ranks)
+        age_s = self._line_s - self._began_s
+        if self._untold and now_s - self._line_s >= telling_s(watched.begin.world_size, age_s):
+            yield self._line(watched, now_s)
+
+    def _line(self, watched: Watched, now_s: float) -> RankSteps:
+        """Of steps that are not remembered any more the longest counts, and their number."""
+        untold, self._untold = dict(sorted(self._untold.items())), {}
+        seconds, self._line_s = now_s - self._line_s, now_s
+        newest = [list(self._read[rank])[-num:] for rank, (num, _) in untold.items()]
+        counted = [steps[:: -(-len(steps) // COUNTED)] for steps in newest]
+        return RankSteps(
+            attempt=watched.begin.attempt,
+            seconds=seconds,
+            ranks=tuple(untold),
+            kinds=tuple(watched.heard[rank].kind for rank in untold),
+            num=tuple(num for num, _ in untold.values()),
+            step_s=tuple(median_low(one.whole_s for one in steps) for steps in counted),
+            own_s=tuple(median_low(one.compute_s for one in steps) for steps in counted),
+            wait_s=tuple(median_low(one.wait_s for one in steps) for steps in counted),
+            data_s=tuple(median_low(one.data_s for one in steps) for steps in counted),
+            longest_s=tuple(longest_s for _, longest_s in untold.values()),
+        )
 
 
 def times_of(

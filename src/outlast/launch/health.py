@@ -21,6 +21,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
+import msgspec
+
 from outlast.health.watched import (
     Alive,
     Begin,
@@ -29,6 +31,7 @@ from outlast.health.watched import (
     FromWatcher,
     Gap,
     Learned,
+    RankSteps,
     State,
     Voice,
     WatchedWorker,
@@ -70,6 +73,7 @@ class Health:
         self._stem = stem
         self._hearers: dict[type, Callable[[Any], None]] = {
             Learned: self._learned_more,
+            RankSteps: self._note_steps,
             Gap: lambda gap: note_gap(ledger, gap.symptom, gap.reason, gap.seconds),
         }
         self._lock = threading.Lock()
@@ -140,6 +144,20 @@ class Health:
         is_of_now = begin is not None and begin.attempt == learned.attempt
         if is_of_now and learned.symptom not in self._taught:
             self._learned[learned.symptom] = learned.state
+
+    def _note_steps(self, told: RankSteps) -> None:
+        begin = self._begin
+        if begin is None or begin.attempt != told.attempt:
+            return
+        fields = msgspec.structs.asdict(told)
+        for name, value in fields.items():
+            if name.endswith("_s"):
+                fields[name] = [float(f"{seconds:.3g}") for seconds in value]
+        del fields["attempt"]
+        fields["seconds"] = round(told.seconds, 3)
+        if len(set(told.kinds)) == 1:
+            fields["kinds"] = told.kinds[:1]
+        self._ledger.append("rank_steps", durable=False, **fields)
 
     # --- the thread ------------------------------------------------------------------------------
 

@@ -26,6 +26,10 @@ step               step, seconds, stalled_s, data_s (waits for batches), script_
                    loops), catch_up_s (the loop's data brought to where it was, after a resume),
                    scalars (sampled; since the sample before), until (the step at which the loop
                    ends; null where it does not say)
+rank_steps         seconds (since this machine's line before), ranks (of this machine, in step with
+                   the next ones), kinds (of their work; one number where it is all ranks'), num
+                   (steps in this time), step_s, own_s, wait_s (for other ranks), data_s (for
+                   batches): medians, longest_s
 session_ended      step, stalled_s (since the newest sample); rank 0's session ended well
 snapshot           step, blocked_s, bytes, reason, kind ("full" or "weights"), timings
 commit             step, durable_s, bytes, files, tier, kind, timings {part: seconds}
@@ -97,6 +101,7 @@ EventName = Literal[
     "resumed",
     "initialised",
     "step",
+    "rank_steps",
     "session_ended",
     "snapshot",
     "commit",

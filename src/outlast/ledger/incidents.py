@@ -56,6 +56,7 @@ class Incident(msgspec.Struct, frozen=True, kw_only=True):
         detected_t: when it was noticed.
         what: one plain sentence, without its full stop.
         ranks: the workers that were lost, in ascending order.
+        nodes: the machines that they were lost on, or that were lost, by name.
         from_step: the last completed step before it, if known.
         standing_step: the newest commit when a drain ended without one (0: there was none).
         resumed_step: the step that training resumed from, if it has.
@@ -70,6 +71,7 @@ class Incident(msgspec.Struct, frozen=True, kw_only=True):
     detected_t: float
     what: str
     ranks: tuple[int, ...] = ()
+    nodes: tuple[str, ...] = ()
     from_step: int | None = None
     standing_step: int | None = None
     resumed_step: int | None = None
@@ -134,6 +136,7 @@ class _Open(msgspec.Struct):
     from_step: int | None = None
     notice: Event | None = None
     losses: list[_LostWorker] = []
+    machines: set[str] = set()
     stop: str = ""
     judged: str = ""
     standing_step: int | None = None
@@ -150,6 +153,7 @@ class _Open(msgspec.Struct):
         return Incident(
             what="; ".join(_clauses(self)),
             ranks=tuple(sorted({loss.rank for loss in self.losses if loss.rank is not None})),
+            nodes=tuple(sorted(self.machines)),
             **{name: getattr(self, name) for name in _TOLD_AS_IS},
         )
 
@@ -266,7 +270,11 @@ class IncidentTracker:
         beat_t = number(event, "beat_t")
         self._follow(event)
         began_t = event.t if beat_t is None else max(self.since_t, min(beat_t, event.t))
-        self._trouble(event, _KINDS[event.event], began_t).losses.append(_loss(event))
+        opened = self._trouble(event, _KINDS[event.event], began_t)
+        opened.losses.append(_loss(event))
+        named = event.get("nodes")
+        own = [event.get("node") or event.node]
+        opened.machines.update(map(str, named if isinstance(named, list) and named else own))
         self.running = False
 
     def _survived(self, event: Event) -> None:
@@ -304,7 +312,12 @@ class IncidentTracker:
     def _notice(self, event: Event) -> None:
         if event.get("early"):  # a recommendation: what follows from it has events of its own
             return
-        if self.open is not None:
+        opened = self.open
+        if opened is not None and opened.kind == "drain" and opened.attempt == event.attempt:
+            # What it is drained for, told by a machine whose clock is late.
+            opened.kind, opened.notice = "preemption notice", opened.notice or event
+            return
+        if opened is not None:
             self.heard = event
             return
         self._begin("preemption notice", event.t, event.t).notice = event

@@ -10,8 +10,8 @@ and no copy touched it. The share is the difference of the two medians. Only the
 looked at; until there are ``LEAST`` of each, nothing is said. Samples are means over a second or
 more, so that copies of less than that stay unmeasured: they cost next to nothing.
 
-``tier_times`` is what copying to each tier took, in all. What a tier's own saves have blocked is
-known where a snapshot was for some tiers only, and is theirs in equal shares.
+``tier_times`` is what copying to each tier took, in all. What a snapshot has blocked belongs to the
+tiers that it was for, in equal shares; where it was for all of them, to those that the step is in.
 
 ``SampledSteps`` says how long steps took, for all who show that.
 
@@ -152,6 +152,8 @@ def tier_times(events: Iterable[Event]) -> dict[str, TierTime]:
     found: dict[str, dict[str, float]] = collections.defaultdict(
         lambda: dict.fromkeys(TierTime.__struct_fields__, 0)
     )
+    came: collections.defaultdict[int, set[str]] = collections.defaultdict(set)
+    for_all: collections.defaultdict[int, float] = collections.defaultdict(float)  # step → seconds
     for event in events:
         name, tier = event.event, event.get("tier")
         if name in ("commit", "tier_copied"):
@@ -164,13 +166,22 @@ def tier_times(events: Iterable[Event]) -> dict[str, TierTime]:
             one["seconds"] += seconds
             one["slowest_s"] = max(one["slowest_s"], seconds)
             one["newest_step"] = max(one["newest_step"], whole(event) or 0)
+            came[whole(event) or 0].add(tier)
         elif name == "snapshot":
             tiers, blocked_s = event.get("tiers"), number(event, "blocked_s")
-            if blocked_s is not None and blocked_s >= 0 and isinstance(tiers, list):
-                for each in {each for each in tiers if isinstance(each, str)}:
-                    found[each]["blocked_s"] += blocked_s / len(tiers)
+            if blocked_s is None or blocked_s < 0:
+                continue
+            if not isinstance(tiers, list):
+                for_all[whole(event) or 0] += blocked_s
+                continue
+            named = {each for each in tiers if isinstance(each, str)}
+            for each in named:
+                found[each]["blocked_s"] += blocked_s / len(named)
         elif name == "save_skipped" and isinstance(tier, str):
             found[tier]["num_skipped"] += 1
+    for step, blocked_s in for_all.items():
+        for each in came.get(step, ()):
+            found[each]["blocked_s"] += blocked_s / len(came[step])
     return {tier: msgspec.convert(one, TierTime) for tier, one in found.items()}
 
 

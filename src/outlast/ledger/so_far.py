@@ -108,13 +108,9 @@ class SoFar:
         self._told += len(found)  # at most one is open at a time, and it is the last
         return found
 
-    def newest(self, most: int) -> list[Incident]:
-        """The newest incidents, an open one included, as far as events are settled; oldest first.
-
-        Args:
-            most: how many.
-        """
-        return [one.told() for one in self._watch.incidents[-most:]]
+    def incidents(self, first: int = 0) -> list[Incident]:
+        """Those from number ``first`` on, an open one included, as far as events are settled."""
+        return [one.told() for one in self._watch.incidents[max(first, 0) :]]
 
     @property
     def num_incidents(self) -> int:

@@ -8,7 +8,7 @@ module              what it does
 ``machine``         this machine's, from what its workers leave in memory
 ``exposition``      both as text, in OpenMetrics or Prometheus' own format; the text file
 ``live``            the report's page, on the same port
-``news``            what people are told of a job, folded from its ledger
+``news``            what people are told of a job, on the same fold
 ``teller``          when they are told, by which machine, and what was told
 ``send``            the process that sends one message
 ``server``          the port: bounded in connections, time and size of a request

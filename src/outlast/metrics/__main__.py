@@ -62,6 +62,7 @@ class ExporterProcess:
         return Teller(
             tell,
             tuple(os.environ.pop(TELL_VARIABLE, "").split()),
+            self._exposition.fold,
             job=setup.job,
             directory=directory,
             node=setup.node,

@@ -54,6 +54,7 @@ class Exposition:
         cadence: how often the settings ask for a checkpoint.
 
     Attributes:
+        fold: what the ledger says so far.
         settled: the events that the newest ``look`` has settled, in the order of their times.
     """
 
@@ -62,7 +63,7 @@ class Exposition:
         self._job = job
         self._node = node
         self._follower = Follower(directory, most_bytes=CHUNK_BYTES)
-        self._fold = JobFold(cadence)
+        self.fold = JobFold(cadence)
         self._machine = MachineFold(node)
         self._registry = CollectorRegistry(auto_describe=False)
         self._registry.register(self)
@@ -90,7 +91,7 @@ class Exposition:
             self._is_readable = True
         self._num_events += len(events)
         self._machine.sample(events)
-        self.settled = self._fold.take(events, time.time() if now is None else now)
+        self.settled = self.fold.take(events, time.time() if now is None else now)
         if not events and self._is_readable:
             self._is_complete = True
         return bool(events)
@@ -133,11 +134,11 @@ class Exposition:
     def collect(self) -> Iterator[Metric]:
         """For the client library: every metric that has something to say."""
         now = time.time()
-        tally = self._fold.tally(now)
+        tally = self.fold.tally(now)
         self._machine.fill(tally)
         tally.put("outlast_ledger_readable", float(self._is_readable), self._node)
         tally.values["outlast_ledger_events"] = {(self._node,): float(self._num_events)}
-        so_far = self._fold.so_far
+        so_far = self.fold.so_far
         if so_far.newest_t is not None:
             age_s = max(so_far.steady(now) - so_far.newest_t, 0.0)
             tally.put("outlast_ledger_age_seconds", age_s, self._node)

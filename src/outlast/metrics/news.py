@@ -1,10 +1,10 @@
-"""What people are told of a job: a fold over its ledger, and the words of a message.
+"""What people are told of a job, and the words of a message.
 
-``NewsFold`` takes events in the order of their times. Each incident is news when it begins, when
-training still stands after ``STANDS_S``, and when it is over. Some events are news by themselves: a
-job's end, a slow rank, storage that fails, a machine that is left out. News of one kind are
-numbered from 0, so that four numbers (:class:`Marks`) say what has been told: whoever reads the
-ledger anew knows it too.
+``NewsFold`` stands on the fold of the metrics: an incident and what it cost are the same in both.
+Each incident is news when it begins, when training still stands after ``STANDS_S``, and when it is
+over. Some events are news by themselves: a job's end, a slow rank, storage that fails, a machine
+that is left out. News of one kind are numbered from 0, so that four numbers (:class:`Marks`) say
+what has been told: whoever reads the ledger anew knows it too.
 
 Guarantees: an incident that begins and is over within one message is told once, with its cost. What
 it costs is its time until the first new step, and the steps done again at the pace of this job.
@@ -22,9 +22,9 @@ from outlast.config import SEVERITIES
 from outlast.errors import Exit
 from outlast.ledger.events import Event
 from outlast.ledger.goodput import whole
-from outlast.ledger.incidents import Incident, IncidentTracker
-from outlast.ledger.measured import Measured
+from outlast.ledger.incidents import Incident
 from outlast.ledger.narrator import Failing, sentence
+from outlast.metrics.folded import JobFold
 from outlast.prices import Prices
 
 STANDS_S: Final = 600.0
@@ -89,33 +89,27 @@ class NewsFold:
     """What there is to tell.
 
     Args:
+        fold: of the same ledger; it has taken what is taken here.
         prices: of machines.
 
     Attributes:
         has_ended: whether the job is over, as its ledger says.
     """
 
-    def __init__(self, prices: Prices) -> None:
+    def __init__(self, fold: JobFold, prices: Prices) -> None:
+        self._fold = fold
         self._prices = prices
-        self._watch = IncidentTracker()
-        self._measured = Measured()
         self._failing = Failing()
         self._other: list[News] = []
-        self._nodes: dict[int, set[str]] = {}  # incident → machines
+        self._other_t: list[float] = []
         self._num_machines = 1
         self._hosts: list[str] = []  # their names, as far as they are known
         self.has_ended = False
 
     def take(self, events: Iterable[Event]) -> None:
-        """Take events, each once."""
+        """Take events that are settled, each once, in the order of their times."""
         for event in events:
-            self._measured.take(event)
-            self._watch.see(event)
-            if event.event in ("worker_lost", "node_lost", "hang"):
-                names = event.get("nodes") or [event.get("node") or event.node]
-                place = len(self._watch.incidents) - 1
-                self._nodes.setdefault(place, set()).update(map(str, names))
-            elif event.event == "attempt_formed":
+            if event.event == "attempt_formed":
                 self._num_machines = whole(event, "nodes") or 1
                 hosts = event.get("hosts")
                 self._hosts = list(map(str, hosts)) if isinstance(hosts, dict) else []
@@ -127,23 +121,23 @@ class NewsFold:
             else:
                 self._alone(event)
 
-    def marks(self) -> Marks:
-        """Of all that there is."""
-        num = len(self._watch.incidents)
-        is_open = self._watch.open is not None
-        return Marks(began=num, stands=num, over=num - is_open, other=len(self._other))
+    def marks(self, until_t: float) -> Marks:
+        """Of all that began before this time."""
+        began = [one for one in self._fold.so_far.incidents() if one.detected_t < until_t]
+        over = sum(one.closed for one in began)
+        other = sum(t < until_t for t in self._other_t)
+        return Marks(began=len(began), stands=len(began), over=over, other=other)
 
     def beyond(self, told: Marks, now: float) -> list[News]:
         """What has not been told, at wall-clock time ``now``."""
         news = list(self._other[told.other :])
-        for number, opened in enumerate(self._watch.incidents[told.over :], told.over):
-            one = opened.told()
+        for number, one in enumerate(self._fold.so_far.incidents(told.over), told.over):
             if one.closed:
                 news.append(self._over(number, one))
                 continue
             if number >= told.began:
                 what = one.what or one.kind
-                more = (f"{self._where(number)}not back yet",)
+                more = (f"{_where(one)}not back yet",)
                 news.append(_news("began", number, WARNING, what, *more))
             if number >= told.stands and now - one.detected_t > STANDS_S and not self.has_ended:
                 stood = units.seconds(now - one.detected_t)
@@ -155,17 +149,17 @@ class NewsFold:
         if one.back_t is None:
             return _news("over", number, INFO, one.what or one.kind, "over, nothing was lost")
         seconds = max(one.back_t - one.began_t, 0.0)
-        words = f"{self._where(number)}back after {units.seconds(seconds)}"
+        words = f"{_where(one)}back after {units.seconds(seconds)}"
         if one.resumed_step is not None:
             words += f": resumed from step {one.resumed_step}"
         if one.lost_steps:
             words += f", {units.count(one.lost_steps, 'step')} done again"
-        step = self._measured.step
+        step = self._fold.measured.step
         lost_s = one.cost_s(None if step is None else step.slow_s) or 0.0
         cost = f"cost: {units.seconds(lost_s)}"
         if self._num_machines > 1:
             cost += f" of {self._num_machines} machines"
-        kinds = self._measured.kinds
+        kinds = self._fold.measured.kinds
         # Of machines that are not known by name: as those that are.
         price = self._prices.mean([kinds.get(name, "") for name in self._hosts or kinds or [""]])
         if price is not None:
@@ -173,30 +167,34 @@ class NewsFold:
             cost += f", {money:,.2f} at {price:g} per machine and hour"
         return _news("over", number, WARNING, one.what or one.kind, words, cost)
 
-    def _where(self, number: int) -> str:
-        names = sorted(self._nodes.get(number, ()))
-        return f"on {', '.join(names[:4])}{' …' * (len(names) > 4)}; " if names else ""
-
     def _end(self, event: Event) -> None:
         code = whole(event, "exit_code")
         severity, what = _ENDS.get(code or 0, (CRITICAL, "the job has ended"))
         reason = str(event.get("reason") or "")
         words = (f"exit code {code}", *([reason] if reason else []))
-        self._add(severity, what, *words, is_end=True)
+        self._add(event, severity, what, *words, is_end=True)
 
     def _alone(self, event: Event) -> None:
         failing = self._failing.sentence(event)
         if failing:
-            self._add(WARNING if event.event == "storage_error" else INFO, failing)
+            self._add(event, WARNING if event.event == "storage_error" else INFO, failing)
         elif event.event in _TOLD_ALONE and (what := sentence(event)):
             severity = INFO if event.get("over") else _TOLD_ALONE[event.event]
-            self._add(severity, what)
+            self._add(event, severity, what)
         elif event.event == "watch_gap" and event.get("what") == "ledger":
-            self._add(WARNING, f"{event.get('lost')} events are missing from the ledger")
+            self._add(event, WARNING, f"{event.get('lost')} events are missing from the ledger")
 
-    def _add(self, severity: str, what: str, *more: str, is_end: bool = False) -> None:
+    def _add(
+        self, event: Event, severity: str, what: str, *more: str, is_end: bool = False
+    ) -> None:
         number = len(self._other)
+        self._other_t.append(event.t)
         self._other.append(_news("other", number, severity, what, *more, is_end=is_end))
+
+
+def _where(one: Incident) -> str:
+    names = one.nodes
+    return f"on {', '.join(names[:4])}{' …' * (len(names) > 4)}; " if names else ""
 
 
 def _news(

@@ -29,6 +29,7 @@ import msgspec
 from outlast.config import SEVERITIES
 from outlast.health.exporter import TellSetup
 from outlast.ledger.events import Event
+from outlast.metrics.folded import JobFold
 from outlast.metrics.news import Marks, News, NewsFold, letter
 from outlast.metrics.send import Errand, Sending, refusals
 from outlast.prices import Prices
@@ -156,6 +157,7 @@ class Teller:
     Args:
         setup: how people are told.
         urls: where.
+        fold: what the exporter makes of the ledger.
         job, directory, node: whose news they are, and who tells.
         prices: of machines.
         say: a line for the log of the agent.
@@ -165,6 +167,7 @@ class Teller:
         self,
         setup: TellSetup,
         urls: tuple[str, ...],
+        fold: JobFold,
         *,
         job: str,
         directory: Path,
@@ -176,7 +179,7 @@ class Teller:
         self._urls = urls
         self._job, self._directory, self._node = job, directory, node
         self._say = say
-        self._fold = NewsFold(prices)
+        self._news = NewsFold(fold, prices)
         self._turn = Turn(directory, node)
         self._marks: Marks | None = None
         self._sent_t: tuple[float, ...] = ()
@@ -190,14 +193,10 @@ class Teller:
         self._looked_s = -BEAT_S
         self._orphaned: list[News] = []
         self._begun_t = time.time()
-        self._past = Marks()
 
     def take(self, events: Iterable[Event]) -> None:
         """Take what is settled of the ledger."""
-        for event in events:
-            self._fold.take([event])
-            if event.t < self._begun_t - PAST_S:
-                self._past = self._fold.marks()
+        self._news.take(events)
 
     def turn(self, *, is_end: bool = False) -> bool:
         """Do what is due; whether something is still to be done."""
@@ -218,7 +217,7 @@ class Teller:
         The ledger will have it as an incident once the job is started again; until then nobody else
         may be there to say it.
         """
-        if self._setup.is_agent and not self._fold.has_ended:
+        if self._setup.is_agent and not self._news.has_ended:
             what = f"outlast run on {self._node} has died without a word; start it again"
             self._orphaned = [News(kind="other", number=-1, severity=SEVERITIES[-1], what=what)]
 
@@ -247,14 +246,15 @@ class Teller:
             self._marks = None
             return
         if not had or self._marks is None:
-            self._marks = self._past if record is None else record.marks
+            past_t = self._begun_t - PAST_S
+            self._marks = self._news.marks(past_t) if record is None else record.marks
             self._sent_t = () if record is None else record.sent_t
         self._turn.write(self._marks, self._sent_t)
 
     def _due(self) -> list[News]:
         assert self._marks is not None  # noqa: S101 - who tells knows what was told
         least = SEVERITIES.index(self._setup.least)
-        found = self._fold.beyond(self._marks, time.time()) + self._orphaned
+        found = self._news.beyond(self._marks, time.time()) + self._orphaned
         return [one for one in found if SEVERITIES.index(one.severity) >= least]
 
     def _begin(self, now_s: float, *, is_end: bool) -> bool:

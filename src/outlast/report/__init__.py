@@ -6,7 +6,7 @@
 ``page``      the report as one page that opens in a browser
 ``compare``   several jobs side by side, as data and in rows
 ``compare_page``  the comparison as a page
-``series``    what the pages draw, as numbers: attempts, losses, saves, failures by machine
+``series``    what the pages draw, as numbers: attempts, losses, saves, failures, which rank is slow
 ``plot``      its pictures: curves, dots and axes in pixels
 ``chart``     pictures of what ``outlast plan`` answers; no ledger is needed for these
 """

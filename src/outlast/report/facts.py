@@ -46,6 +46,7 @@ from outlast.policy.hazard import Posterior
 from outlast.policy.interval import Costs, exact_wall
 from outlast.prices import NO_PRICES, Prices
 from outlast.report.money import Money, kinds_of, money
+from outlast.report.series import RankTimes, rank_times
 
 if TYPE_CHECKING:
     from outlast.planner.many import JobCase
@@ -102,6 +103,7 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
         unfit: machines that the doctor found unfit before the last start, with why.
         storms: the newest storms of failures, and what each has cost.
         keepers_lost: how often a keeper ended while the job ran; another was started each time.
+        ranks: what each worker's steps were spent on, where the ledger tells.
     """
 
     job: str
@@ -120,6 +122,7 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
     forecast: Forecast | None = None
     tiers: dict[str, TierInterval] = {}
     keepers_lost: int = 0
+    ranks: list[RankTimes] = []
     by_attempt: dict[int, dict[Part, float]] = {}
     by_machine: dict[str, dict[Part, float]] = {}
     by_tier: dict[str, TierTime] = {}
@@ -176,6 +179,7 @@ def facts(
         committed_step=max(committed, default=None),
         last_event_t=ordered[-1].t if ordered else None,
         unfit=_unfit(rest),
+        ranks=rank_times(ordered),
         keepers_lost=sum(
             event.event == "watch_gap" and event.get("what") == "keeper" for event in rest
         ),
@@ -226,6 +230,7 @@ def to_json(
         "by_tier": msgspec.to_builtins(job.by_tier),
         "waited_for_slow_ranks_s": job.waited_s,
         "slow_ranks": msgspec.to_builtins(job.slow_ranks),
+        "ranks": [_rank_json(one) for one in job.ranks],
         "unfit": job.unfit,
         "tiers": msgspec.to_builtins(job.tiers),
         "num_keepers_lost": job.keepers_lost,
@@ -252,11 +257,18 @@ def _forecast_json(paid: Money, found: Forecast) -> dict[str, Any]:
     }
 
 
+def _rank_json(one: RankTimes) -> dict[str, Any]:
+    data: dict[str, Any] = msgspec.to_builtins(one)
+    del data["factors"]  # for a picture
+    return data
+
+
 def _incident_json(incident: Incident) -> dict[str, Any]:
     data: dict[str, Any] = msgspec.to_builtins(incident)
     return {
         **data,
         "ranks": list(incident.ranks),
+        "nodes": list(incident.nodes),
         "lost_steps": incident.lost_steps,
         "detected_after_s": incident.detected_t - incident.began_t,
         "back_after_s": None if incident.back_t is None else incident.back_t - incident.began_t,

@@ -29,7 +29,8 @@ from outlast.report import plot, series, text
 from outlast.report.chart import render
 from outlast.report.facts import Facts, facts
 from outlast.report.money import Money
-from outlast.report.plot import Plot, Span
+from outlast.report.plot import Plot, Span, Strips
+from outlast.report.series import RankTimes
 
 TOLD: Final = 60  # incidents with their evidence
 EVIDENCE_BYTES: Final = 60_000  # of all of them
@@ -39,8 +40,19 @@ MARK_LETTERS: Final = 120  # of what a mark says when it is pointed at
 ROWS: Final = 40  # of a table behind a picture
 LANES: Final = 200  # attempts that are drawn
 MARKS: Final = 80  # incidents that are drawn on a curve
+RANKS: Final = 64  # rows of workers; of more there are rows of machines, so many at most
 _QUIET: Final = frozenset(
-    {"step", "snapshot", "commit", "healthy", "replicated", "cadence", "tier_copied", "preflight"}
+    {
+        "step",
+        "rank_steps",
+        "snapshot",
+        "commit",
+        "healthy",
+        "replicated",
+        "cadence",
+        "tier_copied",
+        "preflight",
+    }
 )
 _HEAD: Final = ("t", "mono", "job", "attempt", "node", "rank", "event", "versions", "timings")
 
@@ -134,6 +146,9 @@ def page(
             [("one step", steps)], times, marks, "how long a step took, over time"
         ),
         steps=_step_table(steps),
+        rank_plot=_rank_plot(job.ranks, times, marks),
+        rank_lines=text.rank_lines(job.ranks),
+        ranks=_rank_table(job.ranks),
         save_plot=_over_time(
             *(_by_tier(saved), times, marks),
             "how long after its snapshot each checkpoint was durable, by tier",
@@ -358,6 +373,39 @@ def _over_time(
     )
 
 
+def _rank_plot(
+    ranks: Sequence[RankTimes], times: Span, marks: Sequence[tuple[float, str, str]]
+) -> Strips | None:
+    """A row for each worker, or for each machine: as slow as its slowest one."""
+    of: dict[str, list[RankTimes]] = {}
+    for one in ranks:
+        of.setdefault(one.node, []).append(one)
+    what = "each rank"
+    rows = [
+        (one.node, f"rank {one.rank}", f"{text.rank_words([one])}", one.factors) for one in ranks
+    ]
+    if len(ranks) > RANKS:
+        what = "each machine's slowest rank"
+        worst = sorted(of, key=lambda node: -max(one.lost_s for one in of[node]))[:RANKS]
+        rows = [
+            (node, node, node, tuple(map(max, zip(*(one.factors for one in found), strict=True))))
+            for node, found in of.items()
+            if node in set(worst)
+        ]
+        if len(of) > RANKS:
+            what += f", of the {RANKS} machines with the slowest ones"
+    if len(ranks) < 2:  # there is nobody to be compared with
+        return None
+    found = "; ".join(text.rank_lines(ranks))
+    return plot.strips(
+        rows,
+        label=f"how long {what} worked in a step, beside the others, over time. {found}",
+        x_label="time (UTC)",
+        x=times,
+        marks=marks[-MARKS:],
+    )
+
+
 def _by_tier(saved: Sequence[series.SavePoint]) -> list[tuple[str, series.Points]]:
     tiers = sorted({one.tier for one in saved})
     return [
@@ -384,6 +432,22 @@ def _step_table(steps: series.Points) -> PageTable:
     return PageTable(["time", "one step"], rows)
 
 
+def _rank_table(ranks: Sequence[RankTimes]) -> PageTable:
+    """The ones that have cost most, and then the busiest."""
+    worst = sorted(ranks, key=lambda one: (-one.lost_s, -(one.own_s + one.data_s)))
+    rows = [
+        [
+            f"{one.rank}",
+            one.node,
+            *map(units.seconds, (one.step_s, one.longest_s, one.own_s, one.wait_s, one.data_s)),
+            text.slow_words(one),
+        ]
+        for one in worst[:ROWS]
+    ]
+    heads = ["rank", "machine", "a step", "longest", "own work", "waits", "for data", "slow"]
+    return PageTable(heads, rows)
+
+
 def _save_table(saved: Sequence[series.SavePoint]) -> PageTable:
     rows = [
         [units.when(s.t), f"{s.step:,}", s.tier, units.seconds(s.seconds), units.size(s.num_bytes)]
@@ -400,12 +464,14 @@ def _tier_table(job: Facts) -> PageTable:
             units.seconds(one.seconds / one.num) if one.num else "",
             units.seconds(one.slowest_s),
             units.size(one.bytes / one.num) if one.num else "",
+            units.seconds(one.blocked_s),
             f"{one.newest_step:,}",
             f"{one.num_skipped:,}",
         ]
         for name, one in job.by_tier.items()
     ]
-    heads = ["tier", "checkpoints", "mean", "slowest", "size", "newest step", "skipped"]
+    heads = ["tier", "checkpoints", "mean", "slowest", "size", "training stood still"]
+    heads += ["newest step", "skipped"]
     return PageTable(heads, rows)
 
 

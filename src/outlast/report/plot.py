@@ -1,4 +1,4 @@
-"""Pictures of the page: curves, dots and bars in a box, as numbers that a template draws as SVG.
+"""Pictures of the page: curves, dots and strips in a box, as numbers that a template draws as SVG.
 
 Colours are the page's (CSS classes), so that a picture is light or dark as the page is. The charts
 of ``outlast plan`` stand alone in files and have their own (``chart.py``).
@@ -6,6 +6,8 @@ of ``outlast plan`` stand alone in files and have their own (``chart.py``).
 
 from __future__ import annotations
 
+import bisect
+import itertools
 import math
 from collections.abc import Callable, Iterable, Sequence
 from typing import Final, NamedTuple
@@ -21,6 +23,13 @@ RIGHT: Final = 12
 TOP: Final = 10
 BOTTOM: Final = 40
 HEIGHT: Final = 212
+STRIPS_LEFT: Final = 132  # a machine's name stands there
+STRIPS_HIGH: Final = 480  # all rows together
+THICKEST: Final = 22
+THINNEST: Final = 6
+APART: Final = 6  # between two machines
+WORDS_HIGH: Final = 22  # of a tick on a phone, in the picture's pixels
+BANDS: Final = (1.1, 1.2, 1.5, 2.0)  # times the others'
 _TICKS: Final = 5
 _STEPS_S: Final = (1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 14400, 21600)
 DAY_S: Final = 86_400
@@ -66,6 +75,45 @@ class Plot(msgspec.Struct, frozen=True, kw_only=True):
     right: int = WIDTH - RIGHT
     top: int = TOP
     bottom: int = HEIGHT - BOTTOM
+
+
+class StripRow(NamedTuple):
+    """A row of strips: its middle in pixels, what it says, and (band, SVG path) of what is drawn.
+
+    Paths have the columns' numbers across.
+    """
+
+    at: float
+    label: str
+    words: str
+    paths: list[tuple[int, str]]
+
+
+class Strips(msgspec.Struct, frozen=True, kw_only=True):
+    """Rows of cells, each in the colour of its band, over one axis of time; in pixels.
+
+    Attributes:
+        label: what it shows, for those who do not see it.
+        rows: from above.
+        thick: of a row.
+        scale: pixels of a column.
+        legend: (band, words).
+        marks, x_ticks, x_label: as of a :class:`Plot`.
+    """
+
+    label: str
+    rows: list[StripRow]
+    thick: float
+    scale: float
+    legend: list[tuple[int, str]]
+    marks: list[PlotMark]
+    x_ticks: list[Tick]
+    x_label: str
+    height: float
+    width: int = WIDTH
+    left: int = STRIPS_LEFT
+    right: int = WIDTH - RIGHT
+    top: int = TOP
 
 
 class Span(NamedTuple):
@@ -148,6 +196,83 @@ def plot(
         x_label=x_label,
         left=left,
     )
+
+
+def strips(
+    rows: Sequence[tuple[str, str, str, Sequence[float]]],
+    *,
+    label: str,
+    x_label: str,
+    x: Span,
+    marks: Iterable[tuple[float, str, str]] = (),
+) -> Strips | None:
+    """Draw rows of cells; None where there is none.
+
+    Args:
+        rows: (group, label, words, factors in columns of equal width), of a group one by one;
+            0 is nothing. Where there is no room for each label, groups alone have theirs.
+        label: what it shows.
+        x_label: below.
+        x: the range of times that the columns share.
+        marks: (x, words, style), each a vertical line.
+    """
+    if not rows:
+        return None
+    groups = dict.fromkeys(group for group, *_ in rows)
+    apart = APART if len(groups) < len(rows) else 0
+    hosts = {group: group.partition(".")[0] for group in groups}  # their domain is the same
+    names = hosts if len(set(hosts.values())) == len(groups) else {group: group for group in groups}
+    room = STRIPS_HIGH - apart * (len(groups) - 1)
+    thick = round(min(max(room / len(rows), THINNEST), THICKEST), 1)
+    placed: list[StripRow] = []
+    y, labelled, before = float(TOP), -math.inf, rows[0][0]
+    for number, (group, name, words, factors) in enumerate(rows):
+        is_first = number == 0 or group != before
+        y += apart * (group != before)
+        said = name if thick >= THICKEST else names[group] if is_first else ""
+        if said and y - labelled < WORDS_HIGH:
+            said = ""
+        labelled, before = y if said else labelled, group
+        placed.append(StripRow(round(y + thick / 2, 1), _middle_out(said), words, _paths(factors)))
+        y += thick
+    scale = (WIDTH - RIGHT - STRIPS_LEFT) / max(len(rows[0][3]), 1)
+    across = WIDTH - RIGHT - STRIPS_LEFT
+
+    def at_x(value: float) -> float:
+        return round(STRIPS_LEFT + x.part(value) * across, 1)
+
+    legend = [(0, "as the others")]
+    legend += [(band, f"{low:g} times and more") for band, low in enumerate(BANDS, 1)]
+    return Strips(
+        label=label,
+        rows=placed,
+        thick=thick - 1,
+        scale=round(scale, 3),
+        legend=legend,
+        marks=[PlotMark(at_x(at), words, style) for at, words, style in marks],
+        x_ticks=[Tick(at_x(value), words) for value, words in time_ticks(x)],
+        x_label=x_label,
+        height=round(y + BOTTOM, 1),
+    )
+
+
+def _paths(factors: Sequence[float]) -> list[tuple[int, str]]:
+    """Of each band that a row has: a path along y = 0, cells side by side in one stroke."""
+    drawn: dict[int, list[str]] = {}
+    bands = [bisect.bisect_right(BANDS, one) if one > 0 else -1 for one in factors]
+    at = 0
+    for band, cells in itertools.groupby(bands):
+        num = len(list(cells))
+        if band >= 0:
+            drawn.setdefault(band, []).append(f"M{at} 0h{num}")
+        at += num
+    return [(band, "".join(runs)) for band, runs in sorted(drawn.items())]
+
+
+def _middle_out(name: str, most: int = 11) -> str:
+    """A name that has room: machines differ at its beginning or at its end."""
+    half = (most - 1) // 2
+    return name if len(name) <= most else f"{name[:half]}…{name[-half:]}"
 
 
 def rounds(span: Span) -> list[float]:

@@ -8,7 +8,7 @@ terminal.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Final, NoReturn
 
 from rich.console import Console
@@ -21,6 +21,7 @@ from outlast.ledger.incidents import Incident, Slow
 from outlast.prices import NO_PRICES, Prices
 from outlast.report.facts import Facts, Forecast, State, Storm, facts
 from outlast.report.money import Money
+from outlast.report.series import RankTimes
 
 PART_WORDS: Final[dict[Part, tuple[str, str]]] = {
     "productive": ("productive", "green"),
@@ -39,6 +40,8 @@ PART_WORDS: Final[dict[Part, tuple[str, str]]] = {
 _STATE_STYLES: Final = {"finished": "green", "running": "cyan", "drained": "magenta"}
 _EIGHTHS: Final = " ▏▎▍▌▋▊▉"
 ATTEMPTS_TOLD: Final = 5  # the newest ones
+RANK_LINES: Final = 3
+RANKS_NAMED: Final = 8
 
 
 def where_time_went(
@@ -112,8 +115,9 @@ def breakdown_lines(job: Facts) -> list[Text]:
             f"{tier}, {units.count(one.num, 'checkpoint')}, {units.size(one.bytes)}, "
             f"{units.seconds(mean_s)} each, {units.seconds(one.slowest_s)} the slowest"
         )
+        stood = f", training stood still for {units.seconds(one.blocked_s)}" * bool(one.blocked_s)
         skipped = f", {one.num_skipped:,} skipped" if one.num_skipped else ""
-        lines.append(_line("tier", f"{words}{skipped}"))
+        lines.append(_line("tier", f"{words}{stood}{skipped}"))
     return lines
 
 
@@ -335,7 +339,7 @@ def _headline(job: Facts, now: float | None) -> Text:
 
 
 def _line(name: str, words: str) -> Text:
-    return Text(f"  {name:<10}", style="dim").append(words, style="not dim")
+    return Text(f"  {name:<9} ", style="dim").append(words, style="not dim")
 
 
 def slow_line(slow: Slow) -> Text:
@@ -349,6 +353,41 @@ def slow_line(slow: Slow) -> Text:
     return line.append(
         f", {slow.factor:.3g} times a usual step, {steps}{so_far}, {cost}", style="not bold"
     )
+
+
+def rank_words(ranks: Sequence[RankTimes]) -> str:
+    """Workers of one machine, and how slow they were; they are at least one."""
+    numbers = sorted(one.rank for one in ranks)
+    listed = ", ".join(map(str, numbers[:RANKS_NAMED])) + ", …" * (len(numbers) > RANKS_NAMED)
+    who = f"rank{'s' * (len(numbers) > 1)} {listed} on {ranks[0].node}"
+    slow = slow_words(max(ranks, key=lambda one: one.lost_s))
+    return f"{who}: {slow}" if slow else who
+
+
+def slow_words(one: RankTimes) -> str:
+    """How slow a worker was, and when; "" where it was not."""
+    if one.slow_factor is None or one.slow_from_t is None or one.slow_until_t is None:
+        return ""
+    is_one_day = units.day(one.slow_from_t) == units.day(one.slow_until_t)
+    since = units.when(one.slow_from_t).removesuffix(" UTC")
+    until = (units.clock if is_one_day else units.when)(one.slow_until_t)
+    return (
+        f"up to {one.slow_factor:.3g} times the others' work in a step, {since} to {until}, "
+        f"{units.seconds(one.lost_s)} longer in all"
+    )
+
+
+def rank_lines(ranks: Iterable[RankTimes]) -> list[str]:
+    """The machines whose workers were slow, in one line each, the costliest first."""
+    found: dict[str, list[RankTimes]] = {}
+    for one in ranks:
+        if one.slow_factor is not None:
+            found.setdefault(one.node, []).append(one)
+    worst = sorted(found.values(), key=lambda of: -max(one.lost_s for one in of))
+    lines = [rank_words(of) for of in worst[:RANK_LINES]]
+    if len(worst) > RANK_LINES:
+        lines.append(f"and ranks on {units.count(len(worst) - RANK_LINES, 'more machine')}")
+    return lines or ["no rank worked much longer than the others"]
 
 
 def _slow_words(job: Facts) -> str:

@@ -13,8 +13,9 @@ import pytest
 from aiosmtpd.controller import Controller
 from floor import TRAIN, Job, free_port, until
 
-from outlast.health.exporter import TellSetup
+from outlast.health.exporter import CadenceSetting, TellSetup
 from outlast.ledger.file import Ledger, read_events
+from outlast.metrics.folded import JobFold
 from outlast.metrics.teller import Teller
 from outlast.prices import NO_PRICES
 
@@ -137,16 +138,8 @@ def test_mail(floor):
 
 def teller(directory, hook, node="here", **more):
     setup = TellSetup(least="info", group_s=0.2, per_hour=more.pop("per_hour", 12), is_agent=True)
-    return Teller(
-        setup,
-        (hook.url,),
-        job="j",
-        directory=directory,
-        node=node,
-        prices=NO_PRICES,
-        say=print,
-        **more,
-    )
+    about = {"job": "j", "directory": directory, "node": node, "prices": NO_PRICES, "say": print}
+    return Teller(setup, (hook.url,), JobFold(CadenceSetting()), **about, **more)
 
 
 def turn(*tellers, until_told, hook):

@@ -10,11 +10,11 @@ from floor import TRAIN, Job, free_port, until
 from browser import BrowserPage, axe_path, chromium
 from outlast.cli.report import command
 from outlast.report.page import page
-from report_story import PRICES, START_T, story, write_stories, write_story
+from report_story import PRICES, START_T, large_job, story, write_stories, write_story
 
 SEEN = [(1100, "light"), (1100, "dark"), (390, "light"), (390, "dark")]
 MOST_BYTES = 300_000
-MOST_SHEETS = 12
+MOST_SHEETS = 14  # with every table and all evidence open
 pytestmark = pytest.mark.skipif(
     chromium() is None or axe_path() is None,
     reason="Chromium (apt install chromium) or axe-core (make test installs it) is not here",
@@ -60,8 +60,14 @@ def look(browser, url, *, host=""):
 def test_the_report_of_a_job_with_every_trouble(browser, report):
     look(browser, report)
     words = browser.run("document.body.innerText")
-    for expected in ("memory", "hang", "node-3", "Predicted and measured"):
+    slow = "rank 11 on node-2: up to 1.6 times the others' work in a step"
+    for expected in ("memory", "hang", "node-3", "Predicted and measured", slow):
         assert expected in words
+    colours = browser.run(
+        "[...new Set([...document.querySelectorAll('#speed path')]"
+        ".map(one => getComputedStyle(one).stroke))].length"
+    )
+    assert colours == 2  # the slow rank's, and all others'
     assert 1 < browser.printed_pages() <= MOST_SHEETS
 
 
@@ -100,6 +106,17 @@ def test_three_jobs_and_twenty_four_compared(browser, tmp_path):
         for expected in (f"{len(given)} jobs compared", "on-demand/llama-sft", "checkpoint.every"):
             assert expected in words
         assert 1 < browser.printed_pages() <= MOST_SHEETS
+
+
+def test_a_job_of_hundreds_of_ranks(browser, tmp_path):
+    path = tmp_path / "report.html"
+    path.write_text(page(large_job(64)), encoding="utf-8")
+    assert path.stat().st_size < MOST_BYTES
+    look(browser, path.as_uri())
+    browser.open(path.as_uri())
+    browser.run("document.querySelectorAll('#speed summary')[1].focus()")
+    browser.press("Enter")
+    assert "ip-10-0-3-4.compute.internal" in browser.run("document.body.innerText")
 
 
 def test_a_job_that_has_hardly_begun(browser, tmp_path):

@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 from floor import Job
 
+from outlast.ledger.file import read_events
+from outlast.report.facts import facts
 from thorough import ALL
 
 # Cores that others use make ranks slow, and they are named for it.
@@ -52,6 +54,22 @@ def test_a_slow_rank_is_named_and_nobody_else(train, kind, factor):
     assert event["step"] - ONSET <= WITHIN
     assert not event["over"]
     assert "rank 2 on " in agent.err
+
+
+def test_what_each_ranks_steps_were_spent_on_is_in_the_ledger_and_in_the_report(train):
+    steps = 450
+    job, _ = train("--slow", 2, "compute", 1.8, 0, 10_000, steps=steps)
+    lines = job.events("rank_steps")
+    assert lines
+    for line in lines:
+        assert (line.rank, line["ranks"], len(line["kinds"])) == (None, [0, 1, 2, 3], 1)
+        assert line["own_s"].index(max(line["own_s"])) == 2
+        assert line["wait_s"].index(min(line["wait_s"])) == 2
+        assert all(a >= b for a, b in zip(line["longest_s"], line["step_s"], strict=True))
+    assert all(0 < sum(line["num"][rank] for line in lines) <= steps for rank in range(4))
+    found = facts(read_events(job.directory)).ranks
+    (slow,) = [one for one in found if one.slow_factor is not None]
+    assert (slow.rank, slow.place) == (2, 2)
 
 
 def test_a_rank_that_recovers_is_said_to(train):

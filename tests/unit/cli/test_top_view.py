@@ -168,6 +168,33 @@ def test_a_sign_of_life_that_stands_still_or_goes_on(tmp_path, monkeypatch):
     assert claims.Onlooker(storage).lives() is False
 
 
+def test_ranks_of_other_machines_are_as_their_machines_said_last(tmp_path):
+    def told(t, attempt, own_s, first=2):
+        figures = {"step_s": [0.3] * 2, "own_s": own_s, "wait_s": [0.1] * 2, "data_s": [0.01] * 2}
+        counts = {"seconds": 10.0, "kinds": [7], "num": [30] * 2, "longest_s": [0.5] * 2}
+        return event(
+            t, "rank_steps", attempt, None, "b", ranks=[first, first + 1], **counts, **figures
+        )
+
+    events = [*lived(), told(48, 2, [0.1, 0.2]), told(58, 2, [0.1, 0.25])]
+    events.append(told(59, 1, [9.0, 9.0]))  # late, of the attempt before
+    write(tmp_path / "j", events)
+    view = viewed(tmp_path / "j")  # 42 s later: nobody here can tell whether it runs
+    assert [(one.rank, one.node, one.own_s) for one in view.ranks] == [
+        (3, "b", 0.25),
+        (2, "b", 0.1),
+    ]
+    console = Console(file=io.StringIO(), width=100, height=40, color_system=None)
+    console.print(ViewScreen(view))
+    assert "250 ms" in console.file.getvalue()
+    beside = told(59, 2, [0.3, 0.3], first=4)  # another agent of the same machine
+    write(tmp_path / "j", [*events, beside])
+    assert [one.rank for one in viewed(tmp_path / "j").ranks] == [4, 5, 3, 2]
+    again = event(60, "attempt_formed", 3, None, world_size=2, nodes=1, hosts={"a": 2})
+    write(tmp_path / "j", [*events, again])
+    assert viewed(tmp_path / "j").ranks == []
+
+
 # --- any ledger, any terminal ---------------------------------------------------------------------
 
 VALUES = st.one_of(
@@ -183,6 +210,7 @@ NAMES = (
     *("step", "until", "seconds", "stalled_s", "beat_t", "exit_code", "world_size", "nodes"),
     *("hosts", "tier", "durable_s", "bytes", "interval_s", "every", "stacks", "ranks", "factor"),
     *("over", "deadline_t", "until_t", "operation", "error", "reason", "command", "node", "age_s"),
+    *("kinds", "num", "step_s", "own_s", "wait_s", "data_s", "longest_s"),
 )
 EVENTS = st.lists(
     st.builds(

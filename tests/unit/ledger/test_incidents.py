@@ -1,5 +1,6 @@
 """What went wrong, in one sentence, and when the job was back: worked examples."""
 
+import msgspec
 import pytest
 from ledger_stories import ev, formed, lost, resumed, sample
 
@@ -56,6 +57,7 @@ def test_a_kill_lasts_from_the_last_beat_to_the_first_new_step():
         detected_t=7.0,
         what="rank 1 was killed by SIGKILL after step 57",
         ranks=(1,),
+        nodes=("n",),
         from_step=57,
         resumed_step=50,
         resumed_t=9.0,
@@ -202,12 +204,39 @@ def test_a_drain_that_could_not_commit_says_so():
     assert incidents(events)[0].what.endswith("all ranks stopped after step 91 without a commit")
 
 
+def test_an_incident_says_which_machines_it_was_on():
+    def nodes(*events):
+        return [one.nodes for one in incidents([*start(), *events])]
+
+    other = msgspec.structs.replace(lost(7.2, rank=0), node="m")
+    assert nodes(lost(7.0), other) == [("m", "n")]
+    assert nodes(ev(7.0, "node_lost", node="b")) == [("b",)]
+    assert nodes(ev(7.0, "hang", nodes=["c", "a"], ranks=[3, 1])) == [("a", "c")]
+    assert nodes(ev(7.0, "hang", nodes=[], ranks=[])) == [("n",)]
+    assert nodes(ev(7.0, "hang", nodes="x", ranks=7)) == [("n",)]
+    assert nodes(notice(7.0, 99.0)) == [()]
+
+
 def test_a_drain_without_its_notice_is_a_drain():
     events = drained()
     del events[4]
     (incident,) = incidents(events)
     assert (incident.kind, incident.began_t, incident.closed) == ("drain", 5.0, True)
     assert incident.what == "all ranks stopped after step 91"
+
+
+def test_a_notice_that_a_late_clock_dates_behind_the_drain_is_what_it_is_for():
+    events = drained()
+    (incident,) = incidents([*events[:4], notice(5.05, 125.05), *events[5:]])
+    assert (incident.kind, incident.began_t) == ("preemption notice", 5.0)
+    assert incident.what == "aws says terminate in 120 s; all ranks stopped after step 91"
+
+
+def test_the_next_runs_notice_makes_no_other_drain_of_the_one_before():
+    events = drained()
+    del events[4]
+    found = incidents([*events, notice(67.5, 999.0, attempt=2)])
+    assert [one.kind for one in found] == ["drain", "preemption notice"]
 
 
 def test_a_machine_that_goes_before_the_drain_is_part_of_the_notice():

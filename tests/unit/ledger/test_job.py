@@ -4,6 +4,7 @@ import errno
 import json
 import os
 import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -14,7 +15,9 @@ from outlast.checkpoint.catalog import open_job
 from outlast.errors import ConfigError, StorageError
 from outlast.ledger import job as job_room
 from outlast.ledger.file import Ledger
-from outlast.ledger.job import JobLock, read_job
+from outlast.ledger.job import JobLock, process_age_s, read_job
+
+IMPORTED_S = time.monotonic()
 
 
 @pytest.fixture
@@ -245,3 +248,37 @@ def test_a_file_system_without_locks_is_the_owners_to_mind(settings, monkeypatch
 
     monkeypatch.setattr(job_room.fcntl, "flock", no_locks)
     JobLock(settings.dir).release()
+
+
+def test_a_process_is_as_old_as_the_time_since_its_start(monkeypatch):
+    before_s, age_s = time.monotonic() - IMPORTED_S, process_age_s()
+    assert before_s <= age_s <= time.clock_gettime(time.CLOCK_BOOTTIME)
+    now_s = time.clock_gettime(time.CLOCK_BOOTTIME)
+    monkeypatch.setattr(job_room.time, "clock_gettime", lambda clock: now_s + 100.0)
+    assert age_s + 100.0 <= process_age_s() <= age_s + 101.0 + now_s - before_s
+    monkeypatch.setattr(job_room.time, "clock_gettime", lambda clock: 0.0)
+    assert process_age_s() == 0.0  # never less
+
+
+@pytest.mark.parametrize("said", ["", "1 (a) S 2", "1 (a) S " + "x " * 40])
+def test_where_the_kernel_does_not_say_it_a_process_has_no_age(monkeypatch, said):
+    monkeypatch.setattr(Path, "read_text", lambda path: said)
+    assert process_age_s() is None
+
+
+def test_a_process_whose_name_looks_like_more_fields_has_its_own_age(monkeypatch):
+    real = Path("/proc/self/stat").read_text()
+    head, tail = real.split("(")[0], real.rpartition(")")[2]
+    monkeypatch.setattr(Path, "read_text", lambda path: f"{head}(a) S 1 (b c){tail}")
+    first_s = process_age_s()
+    monkeypatch.undo()
+    assert first_s is not None
+    assert first_s <= process_age_s() < first_s + 60
+
+
+def test_where_there_is_no_proc_a_process_has_no_age(monkeypatch):
+    def gone(path):
+        raise FileNotFoundError(path)
+
+    monkeypatch.setattr(Path, "read_text", gone)
+    assert process_age_s() is None

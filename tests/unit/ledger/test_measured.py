@@ -3,7 +3,7 @@
 import pytest
 
 from outlast.ledger.events import Event
-from outlast.ledger.measured import NEWEST_SAVES, Measured
+from outlast.ledger.measured import NEWEST_SAVES, Measured, TierTime, tier_times
 from outlast.notice.desk import standing
 from outlast.tiers import Tier
 
@@ -92,3 +92,58 @@ def test_steps_of_two_attempts_are_not_mixed():
     measured.take(event("step", attempt=2, step=9, seconds=50.0))
     measured.take(event("step", attempt=2, step=10, seconds=0.1))
     assert measured.step == (0.1, 0.1)
+
+
+def copied(step, seconds, tier="s3", **fields):
+    return event("tier_copied", step=step, seconds=seconds, tier=tier, **{"bytes": 90} | fields)
+
+
+def snapshot(step, blocked_s, tiers=None):
+    return event("snapshot", step=step, blocked_s=blocked_s, tiers=tiers)
+
+
+def test_what_each_tier_took():
+    skipped = event("save_skipped", step=9, tier="s3", reason="slow")
+    events = [commit(3, 0.5), copied(3, 9.0), commit(6, 0.75), skipped, commit(9, 0.25)]
+    assert tier_times([]) == {}
+    assert tier_times(events) == {
+        "local": TierTime(num=3, bytes=300, seconds=1.5, slowest_s=0.75, newest_step=9),
+        "s3": TierTime(num=1, bytes=90, seconds=9.0, slowest_s=9.0, newest_step=3, num_skipped=1),
+    }
+
+
+def blocked(events):
+    return {tier: one.blocked_s for tier, one in tier_times(events).items()}
+
+
+def test_a_snapshot_blocks_for_the_tiers_that_it_was_for():
+    events = [commit(3, 0.5), copied(3, 9.0)]
+    assert blocked([snapshot(3, 0.5, ["local"]), *events]) == {"local": 0.5, "s3": 0.0}
+    assert blocked([snapshot(3, 0.5, ["s3", "local"]), *events]) == {"local": 0.25, "s3": 0.25}
+    assert blocked([snapshot(3, 0.5, ["s3", "s3", 7]), *events]) == {"local": 0.0, "s3": 0.5}
+
+
+def test_one_that_was_for_all_tiers_blocks_for_those_that_its_step_came_to():
+    events = [snapshot(3, 0.5), commit(3, 0.5), snapshot(6, 1.0), commit(6, 0.5), copied(3, 9.0)]
+    assert blocked(events) == {"local": 1.25, "s3": 0.25}
+    assert blocked(reversed(events)) == {"local": 1.25, "s3": 0.25}
+    assert blocked([*events, snapshot(9, 8.0)]) == {"local": 1.25, "s3": 0.25}  # came nowhere
+    assert blocked([*events, snapshot(6, 2.0)]) == {"local": 3.25, "s3": 0.25}  # saved again
+
+
+@pytest.mark.parametrize(
+    "odd",
+    [
+        commit(9, -1.0),
+        commit(9, "x"),
+        commit(9, 1.0, tier=""),
+        commit(9, 1.0, tier=None),
+        snapshot(3, -1.0),
+        snapshot(3, None),
+        snapshot(None, 1.0, []),
+        event("save_skipped", step=9, tier=None),
+    ],
+)
+def test_of_what_is_damaged_no_tier_took_anything(odd):
+    events = [snapshot(3, 0.5), commit(3, 0.5)]
+    assert tier_times([*events, odd]) == tier_times(events)

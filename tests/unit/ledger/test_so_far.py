@@ -114,12 +114,12 @@ def test_incidents_are_told_once(so_far):
 
 
 def test_the_newest_incidents_and_what_each_has_cost(so_far):
-    (still,) = so_far.newest(5)
+    (still,) = so_far.incidents()
     assert not still.closed
     assert still.cost_s(2.0, 12.9) == pytest.approx(10.0 + 3 * 2.0)
     assert still.cost_s(None) is None  # nobody says until when
     so_far.take([event(6.0, "step", 2, step=4), event(9.0, "worker_lost", 2, step=4)], now=90.0)
     assert so_far.num_incidents == 2
-    assert [one.closed for one in so_far.newest(5)] == [True, False]
-    assert [one.began_t for one in so_far.newest(1)] == [9.0]
-    assert so_far.newest(2)[0].cost_s(None) == pytest.approx(3.1)
+    assert [one.closed for one in so_far.incidents()] == [True, False]
+    assert [one.began_t for one in so_far.incidents(1)] == [9.0]
+    assert so_far.incidents()[0].cost_s(None) == pytest.approx(3.1)

@@ -13,7 +13,14 @@ from outlast.ledger.goodput import PARTS, Goodput, Split
 from outlast.ledger.incidents import Incident
 from outlast.report.facts import facts, to_json
 from outlast.report.money import money
-from outlast.report.text import incident_lines, slow_line, summary, where_time_went
+from outlast.report.text import (
+    ATTEMPTS_TOLD,
+    breakdown_lines,
+    incident_lines,
+    slow_line,
+    summary,
+    where_time_went,
+)
 
 _MONO = itertools.count()
 
@@ -333,3 +340,51 @@ def test_keepers_that_ended_are_counted():
     assert found == [
         "  keeper    ended once, and another was started; what it had in memory alone went with it"
     ]
+
+
+def a_life(attempts, hosts, tiers=()):
+    """Attempts of ten minutes each, of which the last nine train."""
+    events = [ev(0.0, "job_started", 0)]
+    formed = {"world_size": sum(hosts.values()), "nodes": len(hosts), "hosts": hosts}
+    for number in range(1, attempts + 1):
+        t, step = 600.0 * (number - 1), 540 * (number - 1)
+        events.append(ev(t, "attempt_formed", number, **formed))
+        events.append(ev(t + 60, "resumed", number, 0, step=step))
+        if number > 1:
+            events[-1].fields["source"] = "from local"
+        events.append(ev(t + 600, "step", number, 0, step=step + 540, seconds=540.0))
+        for tier in tiers:
+            event, name = ("commit", "durable_s") if tier == "local" else ("tier_copied", "seconds")
+            took = {"bytes": 10**9, name: 2.0 * number, "step": step + 540, "tier": tier}
+            events.append(ev(t + 600, event, number, 0, **took))
+        if number < attempts:
+            events.append(ev(t + 600, "restart", number, reason="", kind="killed"))
+    return events
+
+
+def test_one_attempt_on_one_machine_needs_no_breakdown():
+    assert breakdown_lines(facts(a_life(1, {"a": 2}))) == []
+
+
+def test_the_time_of_attempts_machines_and_tiers():
+    events = a_life(2, {"a": 2, "b": 6}, ["local", "s3"])
+    events += [
+        ev(1100.0, "save_skipped", 2, 0, step=700, tier="s3", reason="slow"),
+        ev(1190.0, "snapshot", 2, 0, step=1080, blocked_s=3.0, tiers=None),
+    ]
+    tiers = "2 checkpoints, 2.0 GB, 3.0 s each, 4.0 s the slowest, training stood still for 1.5 s"
+    assert plain(breakdown_lines(facts(events))) == [
+        "  attempt 1 1 h 20 min: 90.0 % productive, 10.0 % starting",
+        "  attempt 2 1 h 20 min: 90.0 % productive, 10.0 % restarting",
+        "  machine   a, 40 min 00 s: 90.0 % productive, 5.0 % starting, 5.0 % restarting",
+        "  machine   b, 2 h 00 min: 90.0 % productive, 5.0 % starting, 5.0 % restarting",
+        f"  tier      local, {tiers}",
+        f"  tier      s3, {tiers}, 1 skipped",
+    ]
+
+
+def test_of_many_attempts_the_newest_are_told():
+    lines = plain(breakdown_lines(facts(a_life(12, {"a": 1}))))
+    assert lines[0] == "  attempts  7 earlier ones: outlast report --json"
+    assert [line.split()[1] for line in lines[1:]] == ["8", "9", "10", "11", "12"]
+    assert len(lines) == ATTEMPTS_TOLD + 1

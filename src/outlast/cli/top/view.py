@@ -45,6 +45,7 @@ from outlast.metrics.folded import JobFold, Tally
 from outlast.peer.claims import Onlooker
 from outlast.report.facts import Facts, State, StateFold
 from outlast.report.money import Money, money
+from outlast.report.series import RankSample, rank_samples
 from outlast.storage import Directory
 
 CHUNK_BYTES: Final = 1 << 20
@@ -82,7 +83,7 @@ class TierView(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RankView(msgspec.Struct, frozen=True, kw_only=True):
-    """One worker of this machine, as its memory says, or one that the ledger calls slow.
+    """One worker: of this machine as its memory says, else as the ledger's newest line of it does.
 
     Attributes:
         rank: its number.
@@ -181,8 +182,8 @@ class View(msgspec.Struct, frozen=True, kw_only=True):
         workers_s: part → worker-seconds.
         saved_step: the newest step that can be resumed from, or null.
         tiers: the newest checkpoint of each.
-        ranks: workers of this machine, the one with the most work of its own first; else those
-            that the ledger calls slow.
+        ranks: those that the ledger calls slow first, then the one with the most work of its own:
+            workers of this machine as they are now, others as their machine said it last.
         machines: the worst first.
         price_per_machine_hour, priced_as: as of ``outlast report``.
         cost, cost_lost: in the currency of the price so far; null without one.
@@ -243,6 +244,7 @@ class _LedgerSeen:
         self.until: int | None = None
         self.paces: collections.deque[float] = collections.deque(maxlen=NEWEST)
         self.stacks: collections.deque[tuple[float, str]] = collections.deque(maxlen=HANGS)
+        self.rank_steps: dict[int, tuple[str, RankSample]] = {}  # rank → machine and newest word
         self.storage_error = ""  # since the last commit
         self._sampled = SampledSteps()
 
@@ -253,6 +255,10 @@ class _LedgerSeen:
         elif event.event == "attempt_formed":
             if self.formed is None or event.attempt > self.formed.attempt:
                 self.formed = event
+                self.rank_steps.clear()
+        elif event.event == "rank_steps":
+            if self.formed is not None and event.attempt == self.formed.attempt:
+                self.rank_steps |= {one.rank: (event.node, one) for one in rank_samples(event)}
         elif event.event in ("step", "resumed") and event.rank == 0:
             step = whole(event)
             self.step = self.step if step is None else step
@@ -349,8 +355,8 @@ class Following:
         ranks = self._workers.look(attempt, now) if is_running else []
         steps = [one.step for one in ranks if one.step is not None]
         step = max(min(steps), seen.step or 0) if steps else seen.step
-        told = so_far.newest(TOLD)
-        first = so_far.num_incidents - len(told) + 1
+        first = max(so_far.num_incidents - TOLD, 0) + 1
+        told = so_far.incidents(first - 1)
         pace_s = statistics.median(seen.paces) if seen.paces else None
         left = self._left(step, split) if is_running else (None, None)
         job = self._facts(state, split, told)
@@ -387,7 +393,7 @@ class Following:
             workers_s={str(part): value for part, value in split.workers.parts().items()},
             saved_step=max(self._fold.measured.newest.values(), default=None),
             tiers=self._tiers(tally, is_running=is_running),
-            ranks=_ranked(ranks, slow),
+            ranks=_ranked(ranks, seen.rank_steps.values() if is_running else (), slow),
             machines=_machines(
                 seen.hosts,
                 tally,
@@ -557,9 +563,24 @@ def _rank(watched: Watched, begin: Begin, rank: int, now: float) -> RankView:
     )
 
 
-def _ranked(ranks: Iterable[RankView], slow: dict[tuple[str, int], float]) -> list[RankView]:
+def _ranked(
+    ranks: Iterable[RankView],
+    told: Iterable[tuple[str, RankSample]],
+    slow: dict[tuple[str, int], float],
+) -> list[RankView]:
     """The slowest first, by the ledger's word and then by their own work."""
-    known = {one.rank: one for one in ranks}
+    known = {
+        one.rank: RankView(
+            rank=one.rank,
+            node=node,
+            step_s=one.step_s,
+            own_s=one.own_s,
+            wait_s=one.wait_s,
+            data_s=one.data_s,
+        )
+        for node, one in told
+    }
+    known |= {one.rank: one for one in ranks}
     for (node, rank), factor in slow.items():
         one = known.get(rank, RankView(rank=rank, node=node))
         known[rank] = msgspec.structs.replace(one, slow_factor=factor)
