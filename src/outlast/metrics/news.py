@@ -150,12 +150,7 @@ class NewsFold:
     def _over(self, number: int, one: Incident) -> News:
         if one.back_t is None:
             return _news("over", number, INFO, one.what or one.kind, "over, nothing was lost")
-        seconds = max(one.back_t - one.began_t, 0.0)
-        words = f"{self._where(number)}back after {units.seconds(seconds)}"
-        if one.resumed_step is not None:
-            words += f": resumed from step {one.resumed_step}"
-        if one.lost_steps:
-            words += f", {units.count(one.lost_steps, 'step')} done again"
+        words = f"{self._where(number)}{one.return_words()}"
         step = self._measured.step
         lost_s = one.cost_s(None if step is None else step.slow_s) or 0.0
         cost = f"cost: {units.seconds(lost_s)}"

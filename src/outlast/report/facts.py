@@ -51,7 +51,6 @@ from outlast.policy.interval import Costs, exact_wall
 if TYPE_CHECKING:
     from outlast.planner.many import JobCase
 
-USEFUL: Final[tuple[Part, ...]] = ("productive", "data", "script")
 State = Literal[
     "not started",
     "running",
@@ -138,8 +137,7 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def cost_lost(self) -> float | None:
         """The part of ``cost`` that was not useful, or None without a price."""
-        useful = math.fsum(getattr(self.machines, part) for part in USEFUL)
-        return self.price_of(self.machines.held - useful)
+        return self.price_of(self.machines.lost)
 
     @property
     def cost_useful(self) -> float | None:
