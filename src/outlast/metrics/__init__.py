@@ -10,7 +10,6 @@ module              what it does
 ``live``            the report's page, on the same port
 ``news``            what people are told of a job, folded from its ledger
 ``teller``          when they are told, by which machine, and what was told
-``send``            the process that sends one message
 ``server``          the port: bounded in connections, time and size of a request
 (itself)            the exporter's process, one per machine and job
 ``alerts``          rules for Prometheus, which come with the package

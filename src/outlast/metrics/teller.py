@@ -28,9 +28,9 @@ import msgspec
 
 from outlast.config import SEVERITIES
 from outlast.health.exporter import TellSetup
+from outlast.health.send import Errand, Sending, refusals
 from outlast.ledger.events import Event
 from outlast.metrics.news import Marks, News, NewsFold, letter
-from outlast.metrics.send import Errand, Sending, refusals
 from outlast.storage.directory import Directory
 
 BEAT_S: Final = 10.0

@@ -14,6 +14,7 @@ from aiosmtpd.controller import Controller
 from floor import TRAIN, Job, free_port, until
 
 from outlast.health.exporter import TellSetup
+from outlast.health.send import NOT_FILLED
 from outlast.ledger.file import Ledger, read_events
 from outlast.metrics.teller import Teller
 
@@ -132,6 +133,21 @@ def test_mail(floor):
     finally:
         controller.stop()
     assert "Outlast can reach you" in mail.told[0]
+
+
+def test_addresses_are_checked_before_anything_is_sent(floor):
+    expected = {
+        "json://hooks.example.com/path": None,
+        "json://user:pa$word@hooks.example.com/": None,  # a password may have any letter
+        "what://here": "apprise knows no such address",
+        "json://hooks.example.com/$TOKEN": NOT_FILLED,
+        "json://hooks.example.com/a/${TOKEN}?x=1": NOT_FILLED,
+        "mailto://user:$PASSWORD@example.com?to=a@example.com": NOT_FILLED,
+    }
+    process = floor.outlast("tell", "--json", env={"OUTLAST_TELL_URLS": " ".join(expected)})
+    assert process.wait() == 1, process.text
+    found = [one["problem"] for one in json.loads(process.out)["addresses"]]
+    assert found == list(expected.values())
 
 
 def teller(directory, hook, node="here", **more):
