@@ -7,7 +7,9 @@ changed for ``SILENT_S`` on its own clock, or says that its writer has left.
 
 Guarantees: nothing here waits but for ``END_S`` at the end of the process; a server that is dead or
 slow costs training nothing. News that nobody has taken are tried again, later each time, together
-with what has happened since; they are never dropped. Of ``per_hour`` messages the last is kept for
+with what has happened since; they are never dropped. A message that ``TRIES`` have not brought to
+all addresses, or the end of the job has not, is one event in the ledger (``not_told``), so that the
+report says it; so is that a later one was taken. Of ``per_hour`` messages the last is kept for
 the end of the job. What has been told is in ``told.json``, so that a restart repeats nothing and
 loses nothing.
 
@@ -30,6 +32,7 @@ from outlast.config import SEVERITIES
 from outlast.health.exporter import TellSetup
 from outlast.health.send import Errand, Sending, refusals
 from outlast.ledger.events import Event
+from outlast.ledger.file import Ledger
 from outlast.metrics.news import Marks, News, NewsFold, letter
 from outlast.storage.directory import Directory
 
@@ -183,6 +186,11 @@ class Teller:
         self._on_way: list[News] = []
         self._left: tuple[str, ...] = ()  # addresses that the message on its way still goes to
         self._tries = 0
+        self._tried_t = 0.0  # when the message on its way was tried first
+        self._is_noted = False  # in the ledger, that it was not taken
+        self._owes = False  # the ledger says of an older one that it was not
+        self._ledger = Ledger(directory, job=job)
+        self._why = ""  # it was not taken
         self._has_taken = False
         self._again_s = 0.0
         self._first_s: float | None = None  # when the oldest of what is due was seen
@@ -195,6 +203,9 @@ class Teller:
         """Take what is settled of the ledger."""
         for event in events:
             self._fold.take([event])
+            self._ledger.attempt = max(self._ledger.attempt, event.attempt)
+            if event.event == "not_told":
+                self._owes = not event.get("over")
             if event.t < self._begun_t - PAST_S:
                 self._past = self._fold.marks()
 
@@ -225,10 +236,12 @@ class Teller:
         """Tell what is left to tell, for some seconds at most, and let others go on."""
         until_s = time.monotonic() + END_S
         self._again_s = 0.0
-        while self.turn(is_end=True) and time.monotonic() < until_s:
+        while (is_left := self.turn(is_end=True)) and time.monotonic() < until_s:
             time.sleep(0.05)
         if self._sending is not None:
             self._sending.stop()
+        if is_left and self._fold.has_ended:
+            self._not_told(len(self._left or self._urls))
         if self._turn.term and self._marks is not None:
             try:
                 self._turn.write(self._marks, self._sent_t, left=True)
@@ -275,6 +288,8 @@ class Teller:
                 return not is_end
         if now_s < self._again_s:
             return True
+        if not self._tries:
+            self._tried_t, self._is_noted, self._why = time.time(), False, "no answer in time"
         self._on_way, self._left = due, self._left or self._urls
         words = letter(due, job=self._job, node=self._node, directory=str(self._directory))
         self._sending = Sending(
@@ -301,8 +316,27 @@ class Teller:
             if self._tries == 1:
                 words = "; ".join(refusals(url, why) for url, why in failed)
                 self._say(f"tell.urls: a message was not taken ({words}); it is tried again")
+            self._why = "; ".join(dict.fromkeys(why for _, why in failed))
+            if self._tries >= TRIES:
+                self._not_told(len(failed))
+        elif self._owes:
+            self._owes = False
+            self._ledger.append("not_told", over=True)
         is_over = not failed or (self._has_taken and self._tries >= TRIES)
         self._left = () if is_over or not self._has_taken else tuple(url for url, _ in failed)
         if is_over:
             self._tries, self._has_taken, self._first_s = 0, False, None
             self._on_way = []
+
+    def _not_told(self, num_failed: int) -> None:
+        """Of the message on its way, once: it has not come to all that it was for."""
+        if self._is_noted:
+            return
+        self._is_noted = self._owes = True
+        self._ledger.append(
+            "not_told",
+            addresses=num_failed,
+            of=len(self._urls),
+            why=self._why,
+            since_t=self._tried_t,
+        )

@@ -18,7 +18,7 @@ from outlast import units
 from outlast.ledger.events import Event
 from outlast.ledger.goodput import NOT_HELD, Goodput, Part
 from outlast.ledger.incidents import Incident, Slow
-from outlast.report.facts import Facts, Forecast, State, Storm, facts
+from outlast.report.facts import Facts, Forecast, State, Storm, Untold, facts
 
 PART_WORDS: Final[dict[Part, tuple[str, str]]] = {
     "productive": ("productive", "green"),
@@ -207,6 +207,8 @@ def summary_lines(job: Facts, *, now: float | None = None, num_unread: int = 0) 
         lines.append(_line("ledger", f"{units.count(num_unread, 'line')} {words}"))
     if job.keepers_lost:
         lines.append(_line("keeper", _keeper_words(job.keepers_lost)))
+    if job.untold is not None:
+        lines.append(_line("messages", untold_words(job.untold)))
     if job.slow_ranks:
         lines.append(_line("slow", _slow_words(job)))
     lines += [
@@ -221,6 +223,14 @@ def summary_lines(job: Facts, *, now: float | None = None, num_unread: int = 0) 
         price = f"{job.price:g} per machine and hour, {job.priced_as}"
         lines.append(_line("cost", f"{words} ({price})"))
     return lines
+
+
+def untold_words(untold: Untold) -> str:
+    """How many messages people did not get, and what to do about it."""
+    words = f"{units.count(untold.num, 'message')} could not be sent"
+    if untold.until_t is not None:
+        return f"{words} from {units.when(untold.since_t)} to {units.when(untold.until_t)}"
+    return f"{words} since {units.when(untold.since_t)} ({untold.why}); try outlast tell --test"
 
 
 def storm_lines(storm: Storm) -> list[Text]:
