@@ -99,13 +99,13 @@ test:
 	$(REAL) tests/real -m alone -n 0 $(PYTEST_ARGS) $(CHOSEN)
 
 test-all: export OUTLAST_TEST_ALL = 1
-test-all: $(VENV)/.installed-loaders
+test-all: $(VENV)/.installed-more
 	+$(MAKE) --no-print-directory test
 	+$(MAKE) --no-print-directory test-wheel
 
-# Other people's loaders are tested with all examples alone: pyarrow alone has 150 MB.
-$(VENV)/.installed-loaders: $(VENV)/.installed-test
-	$(PIP) install -q -c constraints.txt --no-build-isolation -e '.[loaders]'
+# Other people's loaders and trackers are tested with all examples alone: pyarrow has 150 MB, W&B 60.
+$(VENV)/.installed-more: $(VENV)/.installed-test
+	$(PIP) install -q -c constraints.txt --no-build-isolation -e '.[loaders,trackers]'
 	@touch $@
 
 # WHEEL_ARGS chooses: --python 3.12 --torch 2.13.0 --find-links PLACE

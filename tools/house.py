@@ -20,7 +20,9 @@ import argparse
 import ast
 import collections
 import json
+import os
 import statistics
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
@@ -244,4 +246,8 @@ def circles(imports: dict[str, set[str]]) -> list[list[str]]:
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+        sys.stdout.flush()
+    except BrokenPipeError:  # whoever reads has had enough, and make has nothing to say about it
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -196,6 +196,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     """The address of this machine that they are served on."""
     metrics_textfile: Annotated[Path | None, Setting("", parse_file)]
     """A file that they are written to, for node_exporter; None for no file."""
+    metrics_trackers: Annotated[bool, Setting(True, parse_bool)]
+    """Whether incidents and goodput go into the experiment tracker that the script uses."""
 
     tell_urls: Annotated[Addresses, Setting("", parse_addresses, str)]
     """Addresses that messages about the job go to; they hold secrets and are never shown whole."""

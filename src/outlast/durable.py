@@ -21,6 +21,7 @@ NO_LINKS_TYPES: Final = frozenset(
         *("fuse.blobfuse2", "fuse.mountpoint-s3", "fuse.mount-s3", "fuse.sshfs", "fuse.geesefs"),
     }
 )
+_TRIES: Final = 10  # against others who remove what is made
 _NO_LINKS: Final = frozenset({errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS})
 _AT_FDCWD: Final = -100
 _RENAME_NOREPLACE: Final = 1
@@ -39,7 +40,8 @@ def make_directories(path: Path, mode: int = 0o777, durable: Collection[Path] = 
     """Have ``path`` there, with the names of all directories that are made on the way durable.
 
     The first that is there already may be of a process that was killed between making it and making
-    it durable; that is made up for.
+    it durable; that is made up for. One above ``path`` that somebody removes meanwhile, as a doctor
+    does who finds it empty, is made again.
 
     Args:
         path: a directory.
@@ -52,6 +54,13 @@ def make_directories(path: Path, mode: int = 0o777, durable: Collection[Path] = 
     Raises:
         OSError: one cannot be made, or not made durable.
     """
+    for _ in range(_TRIES):
+        with contextlib.suppress(FileNotFoundError):
+            return _make_directories(path, mode, durable)
+    return _make_directories(path, mode, durable)
+
+
+def _make_directories(path: Path, mode: int, durable: Collection[Path]) -> list[Path]:
     missing, there = [], path
     while not there.is_dir():
         missing.append(there)

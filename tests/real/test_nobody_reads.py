@@ -7,6 +7,7 @@ leaves with 120 when that fails.
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from floor import LIMIT_S, TRAIN, until
@@ -85,3 +86,10 @@ def test_training_of_which_nobody_reads_finishes(floor, way):
     arguments = [*(["-m", *way] if way else []), TRAIN, floor.directory, 3, "--light"]
     env = {"OUTLAST_DIR": str(floor.directory / "trained")}
     assert left(floor, *arguments, env=env, stderr="nobody") == 0
+
+
+def test_the_house_is_counted_for_head(floor, tmp_path):
+    house = Path(__file__).parents[2] / "tools" / "house.py"
+    with (tmp_path / "err").open("wb") as err:
+        assert left(floor, house, "--names", stdout="nobody", stderr=err) == 0
+    assert (tmp_path / "err").read_text() == ""

@@ -11,7 +11,8 @@ Within a worker:
 ``groups``     torch's process groups: broken where a loss has them wait, and made again without it
 ``subgroups``  those of device meshes, likewise
 ``early``      changes to torch that are made before the script imports it
-``trackers``   a run that was continued is one run for W&B, MLflow and TensorBoard too
+``trackers``   a run that was continued is one run for W&B, MLflow and TensorBoard too, and has the
+               job's incidents and goodput
 
 What can go wrong: the store goes (ConnectionError: the attempt is over), a rank does not answer
 (TimeoutError). Neither is repaired here: the agent forms a new attempt.

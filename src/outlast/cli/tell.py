@@ -14,7 +14,7 @@ from outlast import config
 from outlast.config import in_public
 from outlast.errors import ConfigError
 from outlast.health.exporter import NO_APPRISE, has_apprise
-from outlast.metrics.send import Errand, Sending
+from outlast.health.send import Errand, Sending
 
 
 @click.command(name="tell")

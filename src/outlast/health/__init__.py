@@ -7,6 +7,7 @@
 ``pulse``      in each worker: a thread that says that Python runs
 ``processes``  what the kernel knows of processes; ends what workers leave behind
 ``exporter``   starts the process that shows metrics (``outlast.metrics``), and ends it
+``send``       the process that sends one message, for whoever tells people (``metrics.teller``)
 ``doctor``     before a job: whether this machine, and those it works with, are fit (see there)
 
 A symptom is a small module with a class that has the three methods of ``watcher.Symptom``: it reads

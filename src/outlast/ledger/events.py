@@ -77,6 +77,9 @@ held               what (a process that was killed and has not ended, in words),
                    was killed), over (true: it has gone)
 watch_gap          what (watcher, keeper, a symptom), reason, from_t, seconds: nobody watched; with
                    what "ledger" and lost: so many events are missing, as it could not be written
+not_told           of a message to people that was given up (see docs/tell.md): addresses (that did
+                   not take it), of (so many), why (no part of an address is in it), since_t (when
+                   it was tried first); over (true: a later one was taken by all)
 job_finished       exit_code, reason, kind (of the failure that ended it, or null), idle (drains in
                    a row, this one included, between which nothing was committed; null for none),
                    copying_s (at its end: the keeper's copies to slower tiers)
@@ -130,6 +133,7 @@ EventName = Literal[
     "replica_refused",
     "held",
     "watch_gap",
+    "not_told",
     "job_finished",
 ]
 EVENT_NAMES: Final[frozenset[str]] = frozenset(get_args(EventName))

@@ -85,6 +85,7 @@ Part = Literal[
     "other",
 ]
 PARTS: Final[tuple[Part, ...]] = get_args(Part)
+USEFUL: Final[tuple[Part, ...]] = ("productive", "data", "script")
 # Nobody pays for machines in these.
 NOT_HELD: Final[tuple[Part, ...]] = ("waiting", "paused")
 
@@ -138,6 +139,11 @@ class Goodput(msgspec.Struct, frozen=True, kw_only=True):
     def held(self) -> float:
         """Without what nobody pays for: the time in which there were machines."""
         return max(self.total - math.fsum(getattr(self, part) for part in NOT_HELD), 0.0)
+
+    @property
+    def lost(self) -> float:
+        """Of ``held``, what went neither into new steps and their data nor into the script."""
+        return max(self.held - math.fsum(getattr(self, part) for part in USEFUL), 0.0)
 
     @property
     def fraction_productive(self) -> float:

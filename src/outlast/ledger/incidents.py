@@ -31,6 +31,7 @@ from typing import Final
 
 import msgspec
 
+from outlast import units
 from outlast.errors import Exit
 from outlast.ledger.events import Event, back, left, wrong
 from outlast.ledger.goodput import in_order, number, whole
@@ -86,6 +87,17 @@ class Incident(msgspec.Struct, frozen=True, kw_only=True):
         if self.from_step is None or stands is None:
             return None
         return max(0, self.from_step - stands)
+
+    def return_words(self) -> str:
+        """How the job came back, in words; "" where it has not, or did not have to."""
+        if self.back_t is None:
+            return ""
+        words = f"back after {units.seconds(max(self.back_t - self.began_t, 0.0))}"
+        if self.resumed_step is not None:
+            words += f": resumed from step {self.resumed_step}"
+        if self.lost_steps:
+            words += f", {units.count(self.lost_steps, 'step')} done again"
+        return words
 
     def cost_s(self, step_s: float | None, now: float | None = None) -> float | None:
         """Seconds that it has cost each worker: until the first new step, and steps done again.

@@ -10,7 +10,6 @@ module              what it does
 ``live``            the report's page, on the same port
 ``news``            what people are told of a job, on the same fold
 ``teller``          when they are told, by which machine, and what was told
-``send``            the process that sends one message
 ``server``          the port: bounded in connections, time and size of a request
 (itself)            the exporter's process, one per machine and job
 ``alerts``          rules for Prometheus, which come with the package
@@ -18,8 +17,8 @@ module              what it does
 ==================  =============================================================================
 
 Guarantees: it is a process of its own, niced, that reads files and memory and writes neither
-(but for ``JOB/tell``, where it notes what it has told): what
-goes wrong in it, or is done to it, touches nothing that trains or saves. ``health/exporter.py``
+(but for ``JOB/tell``, where it notes what it has told, and the ledger's ``not_told``): what goes
+wrong in it, or is done to it, touches nothing that trains or saves. ``health/exporter.py``
 starts it and says in one line what keeps it from being started.
 
 Rejected: a thread in the keeper (a thousand connections would wait for the lock that saves hold);

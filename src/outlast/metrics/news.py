@@ -3,7 +3,7 @@
 ``NewsFold`` stands on the fold of the metrics: an incident and what it cost are the same in both.
 Each incident is news when it begins, when training still stands after ``STANDS_S``, and when it is
 over. Some events are news by themselves: a job's end, a slow rank, storage that fails, a machine
-that is left out. News of one kind are numbered from 0, so that four numbers (:class:`Marks`) say
+that is left out. News of one kind are numbered from 0, so that four numbers (:class:`NewsMarks`) say
 what has been told: whoever reads the ledger anew knows it too.
 
 Guarantees: an incident that begins and is over within one message is told once, with its cost. What
@@ -48,7 +48,7 @@ _TOLD_ALONE: Final = {
 }
 
 
-class Marks(msgspec.Struct, frozen=True, kw_only=True):
+class NewsMarks(msgspec.Struct, frozen=True, kw_only=True):
     """How many news of each kind have been told."""
 
     began: int = 0
@@ -56,13 +56,13 @@ class Marks(msgspec.Struct, frozen=True, kw_only=True):
     over: int = 0
     other: int = 0
 
-    def with_told(self, news: Iterable[News]) -> Marks:
+    def with_told(self, news: Iterable[News]) -> NewsMarks:
         """The marks once these are told, too."""
         found = {name: getattr(self, name) for name in self.__struct_fields__}
         for one in news:
             found[one.kind] = max(found[one.kind], one.number + 1)
         found["began"] = max(found["began"], found["over"])
-        return Marks(**found)
+        return NewsMarks(**found)
 
 
 class News(msgspec.Struct, frozen=True, kw_only=True):
@@ -121,14 +121,14 @@ class NewsFold:
             else:
                 self._alone(event)
 
-    def marks(self, until_t: float) -> Marks:
+    def marks(self, until_t: float) -> NewsMarks:
         """Of all that began before this time."""
         began = [one for one in self._fold.so_far.incidents() if one.detected_t < until_t]
         over = sum(one.closed for one in began)
         other = sum(t < until_t for t in self._other_t)
-        return Marks(began=len(began), stands=len(began), over=over, other=other)
+        return NewsMarks(began=len(began), stands=len(began), over=over, other=other)
 
-    def beyond(self, told: Marks, now: float) -> list[News]:
+    def beyond(self, told: NewsMarks, now: float) -> list[News]:
         """What has not been told, at wall-clock time ``now``."""
         news = list(self._other[told.other :])
         for number, one in enumerate(self._fold.so_far.incidents(told.over), told.over):
@@ -148,12 +148,7 @@ class NewsFold:
     def _over(self, number: int, one: Incident) -> News:
         if one.back_t is None:
             return _news("over", number, INFO, one.what or one.kind, "over, nothing was lost")
-        seconds = max(one.back_t - one.began_t, 0.0)
-        words = f"{_where(one)}back after {units.seconds(seconds)}"
-        if one.resumed_step is not None:
-            words += f": resumed from step {one.resumed_step}"
-        if one.lost_steps:
-            words += f", {units.count(one.lost_steps, 'step')} done again"
+        words = f"{_where(one)}{one.return_words()}"
         step = self._fold.measured.step
         lost_s = one.cost_s(None if step is None else step.slow_s) or 0.0
         cost = f"cost: {units.seconds(lost_s)}"

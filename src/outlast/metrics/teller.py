@@ -7,7 +7,9 @@ changed for ``SILENT_S`` on its own clock, or says that its writer has left.
 
 Guarantees: nothing here waits but for ``END_S`` at the end of the process; a server that is dead or
 slow costs training nothing. News that nobody has taken are tried again, later each time, together
-with what has happened since; they are never dropped. Of ``per_hour`` messages the last is kept for
+with what has happened since; they are never dropped. A message that ``TRIES`` have not brought to
+all addresses, or the end of the job has not, is one event in the ledger (``not_told``), so that the
+report says it; so is that a later one was taken. Of ``per_hour`` messages the last is kept for
 the end of the job. What has been told is in ``told.json``, so that a restart repeats nothing and
 loses nothing.
 
@@ -28,10 +30,11 @@ import msgspec
 
 from outlast.config import SEVERITIES
 from outlast.health.exporter import TellSetup
+from outlast.health.send import Errand, Delivery, refusals
 from outlast.ledger.events import Event
+from outlast.ledger.file import Ledger
 from outlast.metrics.folded import JobFold
-from outlast.metrics.news import Marks, News, NewsFold, letter
-from outlast.metrics.send import Errand, Sending, refusals
+from outlast.metrics.news import NewsMarks, News, NewsFold, letter
 from outlast.prices import Prices
 from outlast.storage.directory import Directory
 
@@ -64,11 +67,11 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
     node: str
     pid: int
     left: bool = False
-    marks: Marks
+    marks: NewsMarks
     sent_t: tuple[float, ...] = ()
 
 
-class Turn:
+class TellingTurn:
     """Which machine tells.
 
     Args:
@@ -108,7 +111,7 @@ class Turn:
             self._seen_s = now_s
         return found
 
-    def write(self, marks: Marks, sent_t: tuple[float, ...], *, left: bool = False) -> None:
+    def write(self, marks: NewsMarks, sent_t: tuple[float, ...], *, left: bool = False) -> None:
         """Note what has been told.
 
         Raises:
@@ -180,13 +183,18 @@ class Teller:
         self._job, self._directory, self._node = job, directory, node
         self._say = say
         self._news = NewsFold(fold, prices)
-        self._turn = Turn(directory, node)
-        self._marks: Marks | None = None
+        self._turn = TellingTurn(directory, node)
+        self._marks: NewsMarks | None = None
         self._sent_t: tuple[float, ...] = ()
-        self._sending: Sending | None = None
+        self._sending: Delivery | None = None
         self._on_way: list[News] = []
         self._left: tuple[str, ...] = ()  # addresses that the message on its way still goes to
         self._tries = 0
+        self._tried_t = 0.0  # when the message on its way was tried first
+        self._is_noted = False  # in the ledger, that it was not taken
+        self._owes = False  # the ledger says of an older one that it was not
+        self._ledger = Ledger(directory, job=job)
+        self._why = ""  # it was not taken
         self._has_taken = False
         self._again_s = 0.0
         self._first_s: float | None = None  # when the oldest of what is due was seen
@@ -196,7 +204,12 @@ class Teller:
 
     def take(self, events: Iterable[Event]) -> None:
         """Take what is settled of the ledger."""
+        events = list(events)
         self._news.take(events)
+        for event in events:
+            self._ledger.attempt = max(self._ledger.attempt, event.attempt)
+            if event.event == "not_told":
+                self._owes = not event.get("over")
 
     def turn(self, *, is_end: bool = False) -> bool:
         """Do what is due; whether something is still to be done."""
@@ -225,10 +238,12 @@ class Teller:
         """Tell what is left to tell, for some seconds at most, and let others go on."""
         until_s = time.monotonic() + END_S
         self._again_s = 0.0
-        while self.turn(is_end=True) and time.monotonic() < until_s:
+        while (is_left := self.turn(is_end=True)) and time.monotonic() < until_s:
             time.sleep(0.05)
         if self._sending is not None:
             self._sending.stop()
+        if is_left and self._news.has_ended:
+            self._not_told(len(self._left or self._urls))
         if self._turn.term and self._marks is not None:
             try:
                 self._turn.write(self._marks, self._sent_t, left=True)
@@ -276,9 +291,11 @@ class Teller:
                 return not is_end
         if now_s < self._again_s:
             return True
+        if not self._tries:
+            self._tried_t, self._is_noted, self._why = time.time(), False, "no answer in time"
         self._on_way, self._left = due, self._left or self._urls
         words = letter(due, job=self._job, node=self._node, directory=str(self._directory))
-        self._sending = Sending(
+        self._sending = Delivery(
             Errand(urls=self._left, severity=words.severity, title=words.title, body=words.body)
         )
         return True
@@ -302,8 +319,27 @@ class Teller:
             if self._tries == 1:
                 words = "; ".join(refusals(url, why) for url, why in failed)
                 self._say(f"tell.urls: a message was not taken ({words}); it is tried again")
+            self._why = "; ".join(dict.fromkeys(why for _, why in failed))
+            if self._tries >= TRIES:
+                self._not_told(len(failed))
+        elif self._owes:
+            self._owes = False
+            self._ledger.append("not_told", over=True)
         is_over = not failed or (self._has_taken and self._tries >= TRIES)
         self._left = () if is_over or not self._has_taken else tuple(url for url, _ in failed)
         if is_over:
             self._tries, self._has_taken, self._first_s = 0, False, None
             self._on_way = []
+
+    def _not_told(self, num_failed: int) -> None:
+        """Of the message on its way, once: it has not come to all that it was for."""
+        if self._is_noted:
+            return
+        self._is_noted = self._owes = True
+        self._ledger.append(
+            "not_told",
+            addresses=num_failed,
+            of=len(self._urls),
+            why=self._why,
+            since_t=self._tried_t,
+        )

@@ -1,7 +1,7 @@
 """Whether a machine is fit to train: judgements over what the doctor has measured on it.
 
-What is judged: memory, limits, stacks, the platform, GPUs, versions; each place for checkpoints;
-the notice against the bandwidth. Machines are compared with each other in
+What is judged: memory, limits, stacks, the platform, GPUs, messages, versions; each place for
+checkpoints; the notice against the bandwidth. Machines are compared with each other in
 :mod:`outlast.policy.fitness_peers`.
 
 A commit is a file written and fsynced, then a small file that names it. So at a place these are
@@ -276,6 +276,29 @@ _QOS_TODO: Final = (
     "give resources.requests of cpu and memory: what training and its snapshots take "
     "(outlast init k8s --memory)"
 )
+
+
+def judge_messages(
+    addresses: Sequence[str], answers: Sequence[str], problem: tuple[str, str] = ("", "")
+) -> CheckResult:
+    """Whether people can be told of incidents.
+
+    Args:
+        addresses: where, as it may be shown.
+        answers: for each of them "" or why no message can be sent there.
+        problem: why nobody can be told at all, and what to do; empty where that is not so.
+    """
+    name, (why, todo) = "messages", problem
+    if why:
+        return CheckResult(name, "warning", f"nobody would be told of incidents: {why}", todo)
+    if not addresses:
+        return CheckResult(name, "skipped", "nobody is to be told of incidents: tell.urls is empty")
+    refused = [f"{one}: {why}" for one, why in zip(addresses, answers, strict=True) if why]
+    if refused:
+        seen = f"of {len(addresses)} addresses no message can be sent to {'; '.join(refused)}"
+        return CheckResult(name, "warning", seen, "correct them; outlast tell --test sends one")
+    seen = f"apprise reads {', '.join(addresses)}; outlast tell --test sends one"
+    return CheckResult(name, "ok", seen, figures={"addresses": len(addresses)})
 
 
 def judge_qos(

@@ -29,7 +29,7 @@ import msgspec
 
 from outlast.errors import Exit
 from outlast.ledger.events import Event
-from outlast.ledger.goodput import Goodput, Part, in_order, split, splits_at, whole
+from outlast.ledger.goodput import Goodput, Part, in_order, number, split, splits_at, whole
 from outlast.ledger.incidents import (
     Incident,
     Lived,
@@ -77,6 +77,22 @@ class TierInterval(msgspec.Struct, frozen=True, kw_only=True):
     reason: str
 
 
+class Untold(msgspec.Struct, frozen=True, kw_only=True):
+    """Messages about the job that people did not get.
+
+    Attributes:
+        num: how many.
+        since_t: when the first of them was tried first.
+        until_t: when one was taken again; None where none was.
+        why: of the newest.
+    """
+
+    num: int
+    since_t: float
+    until_t: float | None
+    why: str
+
+
 class Facts(msgspec.Struct, frozen=True, kw_only=True):
     """A job as its ledger tells it.
 
@@ -104,6 +120,7 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
         storms: the newest storms of failures, and what each has cost.
         keepers_lost: how often a keeper ended while the job ran; another was started each time.
         ranks: what each worker's steps were spent on, where the ledger tells.
+        untold: the newest messages that could not be sent; None where all were.
     """
 
     job: str
@@ -123,6 +140,7 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
     tiers: dict[str, TierInterval] = {}
     keepers_lost: int = 0
     ranks: list[RankTimes] = []
+    untold: Untold | None = None
     by_attempt: dict[int, dict[Part, float]] = {}
     by_machine: dict[str, dict[Part, float]] = {}
     by_tier: dict[str, TierTime] = {}
@@ -183,6 +201,7 @@ def facts(
         keepers_lost=sum(
             event.event == "watch_gap" and event.get("what") == "keeper" for event in rest
         ),
+        untold=_untold(ordered),
     )
 
 
@@ -234,6 +253,7 @@ def to_json(
         "unfit": job.unfit,
         "tiers": msgspec.to_builtins(job.tiers),
         "num_keepers_lost": job.keepers_lost,
+        "untold": msgspec.to_builtins(job.untold),
         "forecast": None if job.forecast is None else _forecast_json(paid, job.forecast),
         "storms": [
             {**msgspec.to_builtins(storm), "all_lost_s": storm.all_lost_s} for storm in job.storms
@@ -301,6 +321,25 @@ def _unfit(ordered: list[Event]) -> dict[str, str]:
         unfit = event.get("unfit")
         if isinstance(unfit, dict):
             found |= {str(name): str(why) for name, why in unfit.items()}
+    return found
+
+
+def _untold(ordered: list[Event]) -> Untold | None:
+    """The newest stretch of messages that were not taken."""
+    found: Untold | None = None
+    for event in ordered:
+        if event.event != "not_told":
+            continue
+        if event.get("over"):
+            if found is not None and found.until_t is None:
+                found = msgspec.structs.replace(found, until_t=event.t)
+            continue
+        why = str(event.get("why") or "it is not known why")
+        if found is not None and found.until_t is None:
+            found = msgspec.structs.replace(found, num=found.num + 1, why=why)
+        else:
+            since_t = min(number(event, "since_t") or event.t, event.t)
+            found = Untold(num=1, since_t=since_t, until_t=None, why=why)
     return found
 
 

@@ -157,6 +157,7 @@ def page(
         saves=_save_table(saved),
         tiers=_tier_table(job),
         machines=_machine_table(ordered, job),
+        untold=text.untold_words(job.untold) if job.untold is not None else "",
         slow=[text.slow_line(one).plain for one in job.slow_ranks[-ROWS:]],
         storms=[[line.plain.strip() for line in text.storm_lines(one)] for one in job.storms],
         forecast=[_split(line.plain) for line in text.forecast_lines(job)],

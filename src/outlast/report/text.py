@@ -19,7 +19,7 @@ from outlast.ledger.events import Event
 from outlast.ledger.goodput import Goodput, Part
 from outlast.ledger.incidents import Incident, Slow
 from outlast.prices import NO_PRICES, Prices
-from outlast.report.facts import Facts, Forecast, State, Storm, facts
+from outlast.report.facts import Facts, Forecast, State, Storm, Untold, facts
 from outlast.report.money import Money
 from outlast.report.series import RankTimes
 
@@ -204,6 +204,8 @@ def summary_lines(job: Facts, *, now: float | None = None, num_unread: int = 0) 
         lines.append(_line("ledger", f"{units.count(num_unread, 'line')} {words}"))
     if job.keepers_lost:
         lines.append(_line("keeper", _keeper_words(job.keepers_lost)))
+    if job.untold is not None:
+        lines.append(_line("messages", untold_words(job.untold)))
     if job.slow_ranks:
         lines.append(_line("slow", _slow_words(job)))
     lines += [
@@ -247,6 +249,14 @@ def price_words(paid: Money) -> str:
         return f"{paid.price:g} per machine and hour, {paid.priced_as}"
     told = [f"{one.kind or 'others'} {one.price:g} {one.priced_as}" for one in priced]
     return f"per machine and hour: {', '.join(told)}"
+
+
+def untold_words(untold: Untold) -> str:
+    """How many messages people did not get, and what to do about it."""
+    words = f"{units.count(untold.num, 'message')} could not be sent"
+    if untold.until_t is not None:
+        return f"{words} from {units.when(untold.since_t)} to {units.when(untold.until_t)}"
+    return f"{words} since {units.when(untold.since_t)} ({untold.why}); try outlast tell --test"
 
 
 def storm_lines(storm: Storm) -> list[Text]:

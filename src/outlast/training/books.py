@@ -155,6 +155,7 @@ class AttemptBooks:
         self._keeps = self.link.rank == 0 and not self.under_agent
         self._narrator: Narrator | None = None
         self._exporter: Exporter | None = None
+        self._feed: trackers.TrackerFeed | None = None
         self.grace_check = GraceCheck(settings)
         self.promised = set[SaveName]()
         self.ledger: QueuedLedger
@@ -231,12 +232,28 @@ class AttemptBooks:
             self._narrator.start()
             self._undo.callback(self._narrator.stop)
 
+    def first_step(self, step: int) -> None:
+        """The first one here is done: by now the script has begun its tracker's run, if any."""
+        if self.link.rank == 0:
+            run = trackers.note(self.settings.dir)
+            if self.settings.metrics_trackers:
+                self._feed = trackers.TrackerFeed(self.settings.dir, self.attempt.number, step, run)
+                self._feed.start()
+
+    def end(self) -> None:
+        """The session has ended well."""
+        self.samples.end()
+        if self._feed is not None:
+            self._feed.end()
+
     def close(self, exit_code: int) -> None:
         """The attempt ends here, with this exit code."""
         if self._is_closed:  # by the thread that leaves for one that does not end
             return
         self._is_closed = True
         term = self._term
+        if self._feed is not None:
+            self._feed.close()
         if self._keeps and not (term is not None and term.overtaken):
             self.ledger.append("job_finished", exit_code=exit_code, reason="")
         self.ledger.close()

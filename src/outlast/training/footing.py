@@ -384,7 +384,7 @@ class Footing:
                 self.engine.stop(timeout_s, clean=clean, copying_s=copying_s)
             self.snapshots.changed()
             if clean and not exit_code:
-                self.books.samples.end()
+                self.books.end()
             else:
                 self.books.samples.write(force=True)
             self.judging.stop()

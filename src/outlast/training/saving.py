@@ -24,7 +24,6 @@ from typing import Any, Final
 
 import msgspec
 
-from outlast.attempt import trackers
 from outlast.attempt.link import Agreement, Link
 from outlast.attempt.over import over
 from outlast.checkpoint.manifest import FULL
@@ -254,8 +253,7 @@ class Snapshots:
 
     def prepare(self, step: int, objects: Mapping[str, Any], state: dict[str, Any]) -> None:
         """After the first step of an attempt: have everything ready for the first save."""
-        if self._link.rank == 0:
-            trackers.note(self._settings.dir)
+        self._books.first_step(step)
         self.engine.prepare(self.states.of(step, objects, state, FULL))
 
     def due(self, step: int) -> dict[str, Any] | None:

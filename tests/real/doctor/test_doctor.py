@@ -285,3 +285,52 @@ def test_a_probe_ends_with_the_doctor(floor, frozen):
     process.wait()
     # All but the one that the frozen disk holds: that one ends when the disk moves again.
     until(lambda: len(floor.offspring()) <= 1, "no probe")
+
+
+# --- those who are told of incidents --------------------------------------------------------------
+
+SECRET = "s3cr3t"
+HOOK = f"json://user:{SECRET}@127.0.0.1:1/{SECRET}"
+
+
+def messages(floor, tmp_path, urls=None, *, file=None, first=""):
+    """The finding, and that nothing of an address but its public part was printed."""
+    env = {} if urls is None else {"OUTLAST_TELL_URLS": urls}
+    env |= {"OUTLAST_TELL_FILE": file} if file else {}
+    found, code, process = doctor(floor, "--dir", tmp_path / "job", env=env, first=first)
+    assert code == 0  # without messages a job can train, too
+    assert SECRET not in process.text
+    return found["messages"]
+
+
+def test_an_address_that_apprise_cannot_read(floor, tmp_path):
+    found = messages(floor, tmp_path, f"{HOOK} what://{SECRET}")
+    assert found["status"] == "warning"
+    assert found["seen"].startswith("of 2 addresses no message can be sent to what://…: ")
+    assert "outlast tell --test" in found["todo"]
+
+
+def test_a_variable_for_addresses_that_nobody_has_filled(floor, tmp_path):
+    found = messages(floor, tmp_path, "")
+    assert found["status"] == "warning"
+    assert "OUTLAST_TELL_URLS is set, to nothing" in found["seen"]
+
+
+def test_a_file_of_addresses_that_others_may_read(floor, tmp_path):
+    file = tmp_path / "addresses"
+    file.write_text(HOOK)
+    file.chmod(0o644)
+    found = messages(floor, tmp_path, file=file)
+    assert found["status"] == "warning"
+    assert "chmod 600" in found["seen"]
+
+
+def test_messages_without_apprise(floor, tmp_path):
+    hidden = tmp_path / "hidden"
+    hidden.mkdir()
+    (hidden / "sitecustomize.py").write_text(
+        "import importlib.util as u\nfind = u.find_spec\n"
+        "u.find_spec = lambda name, *p: None if name == 'apprise' else find(name, *p)\n"
+    )
+    found = messages(floor, tmp_path, HOOK, first=f"export PYTHONPATH='{hidden}'; ")
+    assert (found["status"], found["todo"]) == ("warning", "pip install apprise")

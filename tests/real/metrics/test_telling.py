@@ -14,6 +14,7 @@ from aiosmtpd.controller import Controller
 from floor import TRAIN, Job, free_port, until
 
 from outlast.health.exporter import CadenceSetting, TellSetup
+from outlast.health.send import NOT_FILLED
 from outlast.ledger.file import Ledger, read_events
 from outlast.metrics.folded import JobFold
 from outlast.metrics.teller import Teller
@@ -82,7 +83,14 @@ def test_a_killed_worker_is_told_with_its_cost_and_no_secret_is_written(floor, t
     assert SECRET not in process.text
 
 
-@pytest.mark.parametrize("how", ["500", "hangs", "gone"])
+WHY = {
+    "500": "it answered with status 500",
+    "hangs": "no answer",  # apprise has a limit of its own, and we have another
+    "gone": "no connection, or no answer",
+}
+
+
+@pytest.mark.parametrize("how", sorted(WHY))
 def test_a_server_that_fails_costs_training_nothing(floor, tmp_path, hook, how):
     job, url = Job(tmp_path / "job", 2), hook.url
     if how == "500":
@@ -100,6 +108,15 @@ def test_a_server_that_fails_costs_training_nothing(floor, tmp_path, hook, how):
     if how != "hangs":
         assert "tell.urls: a message was not taken (json://127.0.0.1" in process.text
     assert SECRET not in process.text
+    (event,) = job.events("not_told")
+    assert (event["addresses"], event["of"]) == (1, 1)
+    assert WHY[how] in event["why"]
+    report = floor.outlast("report", job.directory)
+    assert report.wait() == 0, report.text
+    (line,) = [one for one in report.out.splitlines() if "messages" in one]
+    assert "1 message could not be sent since 20" in line
+    assert WHY[how] in line
+    assert SECRET.encode() not in (job.directory / "ledger.jsonl").read_bytes()
 
 
 def test_an_agent_that_is_killed_is_told_by_what_outlives_it(floor, tmp_path, hook):
@@ -134,6 +151,21 @@ def test_mail(floor):
     finally:
         controller.stop()
     assert "Outlast can reach you" in mail.told[0]
+
+
+def test_addresses_are_checked_before_anything_is_sent(floor):
+    expected = {
+        "json://hooks.example.com/path": None,
+        "json://user:pa$word@hooks.example.com/": None,  # a password may have any letter
+        "what://here": "apprise knows no such address",
+        "json://hooks.example.com/$TOKEN": NOT_FILLED,
+        "json://hooks.example.com/a/${TOKEN}?x=1": NOT_FILLED,
+        "mailto://user:$PASSWORD@example.com?to=a@example.com": NOT_FILLED,
+    }
+    process = floor.outlast("tell", "--json", env={"OUTLAST_TELL_URLS": " ".join(expected)})
+    assert process.wait() == 1, process.text
+    found = [one["problem"] for one in json.loads(process.out)["addresses"]]
+    assert found == list(expected.values())
 
 
 def teller(directory, hook, node="here", **more):
@@ -181,6 +213,50 @@ def test_a_storm_is_few_messages_and_a_second_machine_and_a_restart_repeat_nothi
         last.turn()
         time.sleep(0.02)
     assert len(hook.told) == 3
+
+
+def noted(directory):
+    return [event for event in read_events(directory) if event.event == "not_told"]
+
+
+def test_a_message_that_is_not_taken_is_one_event_and_so_is_that_a_later_one_is(
+    tmp_path, hook, monkeypatch
+):
+    monkeypatch.setattr("outlast.metrics.teller.AGAIN_S", 0.01)
+    hook.status = 500
+    one = teller(tmp_path, hook)
+    one.turn()
+    one.take(storm(tmp_path, 3))
+    until(lambda: one.turn() and noted(tmp_path), "the event")
+    for _ in range(3):
+        until(lambda: one.turn() and one._sending is None, "another try")
+        until(lambda: one.turn() and one._sending is not None, "another try")
+    hook.status = 200
+    until(lambda: [one.turn()] and len(noted(tmp_path)) == 2, "that it was taken")
+    assert len(hook.told) == 1
+    first, last = noted(tmp_path)
+    assert (first["addresses"], first["of"], last["over"]) == (1, 1, True)
+    assert first["since_t"] < first.t
+    one.take(noted(tmp_path))
+    one.take(storm(tmp_path, 1))
+    turn(one, until_told=2, hook=hook)
+    assert len(noted(tmp_path)) == 2
+
+
+def test_an_address_that_others_are_beside_is_given_up_for_each_message(
+    tmp_path, hook, monkeypatch
+):
+    monkeypatch.setattr("outlast.metrics.teller.AGAIN_S", 0.01)
+    setup = TellSetup(least="info", group_s=0.2, per_hour=12, is_agent=True)
+    urls = (hook.url, "json://127.0.0.1:1/")
+    names = {"job": "j", "directory": tmp_path, "node": "here", "price": None, "say": print}
+    one = Teller(setup, urls, **names)
+    one.turn()
+    for number in (1, 2):
+        one.take(storm(tmp_path, 1))
+        until(lambda: [one.turn()] and len(noted(tmp_path)) == number, "the event")  # noqa: B023
+    assert [(event["addresses"], event["of"]) for event in noted(tmp_path)] == [(1, 2)] * 2
+    assert len(hook.told) == 2
 
 
 def test_without_apprise_one_line_says_so(floor, tmp_path, hook):

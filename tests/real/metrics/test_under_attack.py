@@ -33,10 +33,14 @@ def _port():
     return free_port()
 
 
+GATED = 60  # the step in which a job waits until it may go on
+
+
 def start(floor, job, port, *more):
     command = ("run", "--nproc-per-node", 2, "--dir", job.directory, TRAIN, job.records, STEPS)
     options = ("--light", "--every", "20 steps", "--pause", "0.02", *more)
-    return floor.outlast(*command, *options, env={"OUTLAST_METRICS_PORT": port})
+    env = {"OUTLAST_METRICS_PORT": port, "OUTLAST_HEALTH_HANG": "off"}  # gates may last
+    return floor.outlast(*command, *options, env=env)
 
 
 @pytest.fixture(name="undisturbed", scope="module")
@@ -55,6 +59,12 @@ def _undisturbed(tmp_path_factory):
     return [final["hash"] for final in job.finals()]
 
 
+def gated(floor, job, port):
+    """A job that stays in the middle of its steps until its gate is there: (process, gate)."""
+    gate = job.records / "gate"
+    return start(floor, job, port, "--gate", gate, "--gate-in", GATED), gate
+
+
 def finishes(process, job, undisturbed):
     assert process.wait() == 0, process.text
     assert [final["hash"] for final in job.finals()] == undisturbed
@@ -63,7 +73,7 @@ def finishes(process, job, undisturbed):
 
 def test_a_scraper_that_sends_garbage(floor, tmp_path, port, rng, undisturbed):
     job = Job(tmp_path / "job", 2)
-    process = start(floor, job, port)
+    process, gate = gated(floor, job, port)
     until(lambda: scrape(port), "metrics", running=process)
     drawn = {f"drawn-{number}": rng.randbytes(rng.randrange(1, 4000)) for number in range(20)}
     answers = {}
@@ -74,7 +84,8 @@ def test_a_scraper_that_sends_garbage(floor, tmp_path, port, rng, undisturbed):
                 sock.shutdown(socket.SHUT_WR)
             answers[name] = received(sock)
         assert scrape(port), f"no metrics after {name}"
-    assert process.poll() is None, "the job was to run meanwhile"
+    assert process.poll() is None, process.text
+    gate.touch()
     finishes(process, job, undisturbed)
     assert answers["odd-accept"].startswith(b"HTTP/1.1 200")
     assert answers["another-path"].startswith(b"HTTP/1.1 404")
@@ -99,7 +110,7 @@ def test_a_thousand_connections_that_say_nothing(floor, tmp_path, port, undistur
         pytest.skip(f"a process may have only {hard} files here")
     resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, CROWD + 500), hard))
     job = Job(tmp_path / "job", 2)
-    process = start(floor, job, port)
+    process, gate = gated(floor, job, port)
     until(lambda: scrape(port), "metrics", running=process)
     with contextlib.ExitStack() as crowd:
         crowd.callback(resource.setrlimit, resource.RLIMIT_NOFILE, (soft, hard))
@@ -115,17 +126,15 @@ def test_a_thousand_connections_that_say_nothing(floor, tmp_path, port, undistur
         assert value(body, "outlast_job_running") == 1
         shown = exporter(floor)
         assert shown.num_fds() < 200
-        begun = job.begun()
-        until(lambda: job.begun() > begun, "a further step", running=process)
-        assert process.poll() is None, "the job was to run meanwhile"
-    finishes(process, job, undisturbed)
+        gate.touch()
+        finishes(process, job, undisturbed)
 
 
 def test_its_process_is_killed_and_comes_back_with_the_same_numbers(
     floor, tmp_path, port, undisturbed
 ):
     job = Job(tmp_path / "job", 2)
-    process = start(floor, job, port, "--pause", "0.05")
+    process, gate = gated(floor, job, port)
     number = "outlast_commits_total"
     before = until(lambda: value(scrape(port), number), "a commit in the metrics", running=process)
     killed = exporter(floor)
@@ -133,6 +142,7 @@ def test_its_process_is_killed_and_comes_back_with_the_same_numbers(
     after = until(lambda: value(scrape(port), number), "metrics again", running=process)
     assert exporter(floor) != killed
     assert after >= before
+    gate.touch()
     finishes(process, job, undisturbed)
 
 

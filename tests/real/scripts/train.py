@@ -75,7 +75,8 @@ def parse():
     parser.add_argument("--size", type=int, default=50)
     parser.add_argument("--light", action="store_true", help="without torch.optim and DDP")
     parser.add_argument("--no-group", action="store_true")
-    parser.add_argument("--gate", type=Path, help="a file to wait for before the first step")
+    parser.add_argument("--gate", type=Path, help="a file that is waited for")
+    parser.add_argument("--gate-in", type=int, default=0, help="the step; else before the first")
     parser.add_argument("--raise-in", type=int, default=0, help="the step that has a bug")
     return parser.parse_args()
 
@@ -121,11 +122,13 @@ def main():
 
     records = (options.records / f"steps-{rank}.jsonl").open("a", buffering=1)
     with outlast.session(every=options.every, **named) as session:
-        if options.gate:
+        if options.gate and not options.gate_in:
             wait_for(options.gate, rank)
         for ids, x in session.steps(loader, until=options.steps):
             line = {"pid": os.getpid(), "step": session.step + 1, "ids": ids.tolist()}
             records.write(json.dumps(line) + "\n")
+            if options.gate and line["step"] == options.gate_in:
+                wait_for(options.gate, rank)
             if line["step"] == options.raise_in:
                 raise ZeroDivisionError(f"there is no step {options.raise_in}")
             loss = F.mse_loss(trained(x + random.random() * 0.1), x)

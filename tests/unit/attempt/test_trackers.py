@@ -1,11 +1,14 @@
 """What trackers are told, through the variables that they read."""
 
 import sys
+import time
 import types
 
 import pytest
 
 from outlast.attempt import trackers
+from outlast.ledger.events import Event, encode
+from outlast.ledger.file import FILE_NAME
 
 RUN = "0123456789abcdef0123456789abcdef"
 
@@ -126,3 +129,125 @@ def test_what_is_new_in_the_environment_is_told(tmp_path):
     environ = {"WANDB_RUN_ID": "mine"}
     assert trackers.export("j0b", tmp_path, 0, environ) == environ.keys() - {"WANDB_RUN_ID"}
     assert trackers.export("j0b", tmp_path, 0, environ) == set()  # as in a worker of our agent
+
+
+# --- what goes into a run -------------------------------------------------------------------------
+
+
+class _Tables:
+    """A script's W&B run: its rows."""
+
+    def __init__(self):
+        self.rows, self.failures = [], 0
+
+    def log(self, row, commit):
+        assert commit is False
+        if self.failures:
+            self.failures -= 1
+            raise RuntimeError("no connection")
+        self.rows.append(row)
+
+
+@pytest.fixture
+def wandb(monkeypatch):
+    run = _Tables()
+    monkeypatch.setitem(sys.modules, "wandb", types.SimpleNamespace(run=run))
+    for name in ("mlflow", *trackers._WRITERS):
+        monkeypatch.delitem(sys.modules, name, raising=False)
+    return run
+
+
+def lost_twice(directory):
+    """A ledger with two incidents, a while ago, and steps behind both."""
+    lines, t = [], time.time() - 100.0
+    for attempt, (first, last) in enumerate([(0, 49), (40, 60), (60, 90)], 1):
+        events = [("attempt_formed", {"world_size": 1, "nodes": 1}), ("resumed", {"step": first})]
+        events += [("step", {"step": step, "seconds": 0.1}) for step in (first + 1, last)]
+        events += [("worker_lost", {"signal": 9, "exit_code": -9, "step": last})] * (attempt < 3)
+        for name, fields in events:
+            t += 1.0
+            head = {"t": t, "mono": t, "job": "j0b", "attempt": attempt, "node": "n", "rank": 0}
+            lines.append(encode(Event(**head, event=name, fields=fields)))
+    (directory / FILE_NAME).write_bytes(b"".join(lines))
+
+
+def fed(directory, attempt=3):
+    """What a feed tells that ends well at once."""
+    feed = trackers.TrackerFeed(directory, attempt, 60, "")
+    feed.start()
+    feed.end()
+    feed.close()
+
+
+def test_each_incident_is_told_once_in_a_job(tmp_path, wandb):
+    lost_twice(tmp_path)
+    fed(tmp_path)
+    marked = [row for row in wandb.rows if "outlast/incident" in row]
+    (words,) = [row["outlast/incident"] for row in marked]
+    assert words.count("was killed by SIGKILL") == 2
+    assert "resumed from step 40, 9 steps done again | " in words
+    assert words.endswith("resumed from step 60")
+    assert marked[0]["outlast/incident_step"] == 60
+    assert wandb.rows[-1]["outlast/incidents"] == 2
+    assert wandb.rows[-1]["outlast/attempt"] == 3
+    before = len(wandb.rows)
+    fed(tmp_path, attempt=4)
+    assert len(wandb.rows) > before
+    assert not any("outlast/incident" in row for row in wandb.rows[before:])
+
+
+def test_what_was_told_shortly_before_an_attempt_is_lost_is_told_again(tmp_path, wandb):
+    lost_twice(tmp_path)
+    feed = trackers.TrackerFeed(tmp_path, 3, 60, "")
+    feed._turn(is_last=False)
+    assert len([row for row in wandb.rows if "outlast/incident" in row]) == 1
+    fed(tmp_path, attempt=4)  # the process before it was killed
+    assert len([row for row in wandb.rows if "outlast/incident" in row]) == 2
+
+
+def test_a_tracker_that_fails_gets_what_it_has_missed_and_is_left_alone_in_the_end(
+    tmp_path, wandb, caplog
+):
+    lost_twice(tmp_path)
+    wandb.failures = trackers.TRIES - 1
+    feed = trackers.TrackerFeed(tmp_path, 3, 60, "")
+    for _ in range(trackers.TRIES):
+        feed._turn(is_last=True)
+    assert "outlast/incident" in wandb.rows[0]
+    assert caplog.text.count("W&B does not take") == 1
+    wandb.failures = 100
+    for _ in range(10):
+        feed._turn(is_last=True)
+    assert wandb.failures == 100 - trackers.TRIES
+
+
+def test_nothing_is_read_and_no_thread_begun_where_no_tracker_is_in_use(tmp_path, wandb):
+    lost_twice(tmp_path)
+    del sys.modules["wandb"]
+    feed = trackers.TrackerFeed(tmp_path, 3, 60, "")
+    feed.start()
+    assert feed._thread is None
+    sys.modules["wandb"] = types.SimpleNamespace(run=None)  # imported, and no run is begun
+    feed._turn(is_last=True)
+    assert feed._follower.offset == 0
+
+
+def test_of_several_event_files_that_are_open_the_one_nearest_to_the_root_is_written(
+    tmp_path, wandb, monkeypatch
+):
+    class SummaryWriter:
+        def __init__(self, place, file_writer):
+            self.log_dir, self.file_writer = str(tmp_path / place), file_writer
+
+    class Derived(SummaryWriter):
+        pass
+
+    module = types.SimpleNamespace(SummaryWriter=SummaryWriter)
+    monkeypatch.setitem(sys.modules, trackers._WRITERS[0], module)
+    writers = [SummaryWriter("a", None), SummaryWriter("b/c", object()), Derived("d", object())]
+    found = trackers._EventFile(0)
+    assert found.open() is writers[2]
+    writers[2].file_writer = None  # closed: writing there would begin another file
+    assert found.open() is None  # the next search is due later
+    found._search_s = 0.0
+    assert found.open() is writers[1]

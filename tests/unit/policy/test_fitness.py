@@ -19,6 +19,7 @@ from outlast.policy.fitness import (
     judge_files,
     judge_gpus,
     judge_memory,
+    judge_messages,
     judge_notice,
     judge_place,
     judge_platform,
@@ -278,3 +279,16 @@ def test_a_network_that_a_container_cannot_open_is_found():
     assert closed.status == "warning"
     assert "the machine has mlx5_0, and nothing of /dev/infiniband can be opened" in closed.seen
     assert judge_rdma(ContainerFacts(rdma=["mlx5_0"], rdma_given=["uverbs0"])).status == "ok"
+
+
+def test_messages_that_can_and_cannot_be_sent():
+    assert judge_messages((), ()).status == "skipped"
+    good = judge_messages(("slack://…", "json://h/…"), ("", ""))
+    assert (good.status, good.figures) == ("ok", {"addresses": 2})
+    assert "slack://…, json://h/…" in good.seen
+    one = judge_messages(("slack://…", "json://h/…"), ("apprise knows no such address", ""))
+    assert (one.status, bool(one.todo)) == ("warning", True)
+    assert "to slack://…: apprise knows no such address" in one.seen
+    assert "json://h" not in one.seen
+    none = judge_messages((), (), ("apprise is not here", "pip install apprise"))
+    assert (none.status, none.todo) == ("warning", "pip install apprise")

@@ -8,11 +8,13 @@ import pytest
 from rich.console import Console
 from unit_prices import priced
 
+from outlast import units
 from outlast.ledger.events import Event
 from outlast.ledger.goodput import PARTS, Goodput, Split
 from outlast.ledger.incidents import Incident
 from outlast.report.facts import facts, to_json
 from outlast.report.money import money
+from outlast.report.page import page
 from outlast.report.text import (
     ATTEMPTS_TOLD,
     breakdown_lines,
@@ -328,6 +330,25 @@ def test_a_tiers_own_interval_is_told_until_there_is_another():
     assert to_json(later)["tiers"] == to_json(events)["tiers"], "attempts say what is new"
     later.append(ev(6, "cadence", tier="s3", interval_s=60.0, reason=why))
     assert to_json(later)["tiers"]["s3"]["interval_s"] == 60.0
+
+
+def test_messages_that_could_not_be_sent_are_counted_until_one_was():
+    events = [
+        ev(t, "not_told", addresses=1, of=2, why="no answer", since_t=t - 5.0) for t in (9, 50)
+    ]
+    events = [ev(0, "job_started"), *events]
+    assert to_json(events[:1])["untold"] is None
+    (line,) = [line for line in plain(summary(events)) if line.startswith("  messages")]
+    since = units.when(4.0)
+    assert line.endswith(
+        f"2 messages could not be sent since {since} (no answer); try outlast tell --test"
+    )
+    assert f"2 messages could not be sent since {since} (no answer)" in page(events, None)
+    over = [*events, ev(60, "not_told", over=True)]
+    (line,) = [line for line in plain(summary(over)) if line.startswith("  messages")]
+    assert line.endswith(f"2 messages could not be sent from {since} to {units.when(60.0)}")
+    again = [*over, ev(90, "not_told", why=None, since_t="x"), ev(91, "not_told", over=True)]
+    assert to_json(again)["untold"]["num"] == 1
 
 
 def test_keepers_that_ended_are_counted():

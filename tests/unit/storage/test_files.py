@@ -416,3 +416,21 @@ def test_what_was_looked_at_may_be_resized():
     with memoryview(memory) as view:
         directory.address_of(view)
     memory.append(1)
+
+
+@pytest.mark.parametrize("times", [1, 3])
+def test_directories_are_made_though_somebody_removes_those_that_are_empty(
+    tmp_path, monkeypatch, times
+):
+    """As doctors of other machines do with a job's directory that is not there yet."""
+    root, left, sync = tmp_path / "job", iter(range(times)), durable.sync_directory
+
+    def removed_at_once(path):
+        sync(path)
+        if path == tmp_path and root.exists() and next(left, None) is not None:
+            root.rmdir()
+
+    monkeypatch.setattr(durable, "sync_directory", removed_at_once)
+    durable.make_directories(root / "doctor-1")
+    assert (root / "doctor-1").is_dir()
+    assert next(left, None) is None

@@ -30,18 +30,19 @@ import time
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import msgspec
 import psutil
 
 from outlast._version import __version__
-from outlast.config import Settings
+from outlast.config import Settings, all_addresses, in_public
 from outlast.errors import ConfigError, Exit
 from outlast.health.doctor import meeting
 from outlast.health.doctor.compute import Computed
 from outlast.health.doctor.meeting import Met
 from outlast.health.doctor.probes import Child, PriorRun
+from outlast.health.exporter import TELL_VARIABLE, has_apprise
 from outlast.keeper.memory import available_bytes
 from outlast.ledger.narrator import place
 from outlast.notice.platform import IN_POD
@@ -147,6 +148,7 @@ LIMITS_S: Final = {
     "platform": 12.0,
     "stacks": 15.0,
     "gpus": 20.0,
+    "messages": 20.0,
     "place": 45.0,
     "compute": 90.0,
 }
@@ -234,6 +236,24 @@ def examine(
         examination.close()
 
 
+class _Told(NamedTuple):
+    """Who is to be told: where, as it may be shown; the probe of that; why it cannot be done."""
+
+    addresses: tuple[str, ...] = ()
+    asked: Child | None = None
+    problem: tuple[str, str] = ("", "")
+
+    def judged(self) -> CheckResult:
+        answers = None if self.asked is None else self.asked.answer(list[str])
+        if self.asked is not None and answers is None:
+            problem = (
+                f"apprise does not read the addresses: {self.asked.problem()}",
+                "outlast tell",
+            )
+            return judge.judge_messages((), (), problem)
+        return judge.judge_messages(self.addresses, answers or (), self.problem)
+
+
 class _LeavingError(Exception):
     """Somebody wants this process to leave."""
 
@@ -265,6 +285,9 @@ class _Examination:
             self._meeting = self._meet()
         first = {name: self._child(name, **self._request(name)) for name in ("past", "platform")}
         first |= {name: self._child(name) for name in ("stacks", "gpus")}
+        told = self._told()
+        if told.asked is not None:
+            first["messages"] = told.asked
         places = self._places(first.values())
         self._wait(first.values())
         computing = self._child("compute", workers=machines.workers)
@@ -286,6 +309,7 @@ class _Examination:
                 stacks or StackFacts(installed=True, error=first["stacks"].problem())
             ),
             judge.judge_gpus(gpus),
+            told.judged(),
             judge.judge_recovery(
                 is_wanted=self._settings.workers_in_process,
                 workers=machines.workers * machines.max_nodes,
@@ -435,6 +459,21 @@ class _Examination:
         )
         return [*found, *(one for one in more if one is not None)]
 
+    def _told(self) -> _Told:
+        """Those who are to be told of incidents, and the probe that reads their addresses."""
+        try:
+            urls = all_addresses(self._settings).urls
+        except ConfigError as error:
+            return _Told(problem=(str(error), "correct it, then: outlast tell"))
+        if not urls and os.environ.get(TELL_VARIABLE) == "":
+            todo = "give it the addresses, or unset it"
+            return _Told(problem=(f"{TELL_VARIABLE} is set, to nothing", todo))
+        if urls and not has_apprise():
+            return _Told(problem=("apprise is not here", "pip install apprise"))
+        if not urls:
+            return _Told()
+        return _Told(tuple(map(in_public, urls)), self._child("messages", urls=urls))
+
     # --- the others --------------------------------------------------------------------------
 
     def _meet(self) -> Child | None:
@@ -567,6 +606,7 @@ _WORDS: Final = {
     "platform": "the metadata service",
     "stacks": "whether stacks can be read",
     "gpus": "the GPUs' health",
+    "messages": "the addresses of those who are told",
     "compute": "a short matmul and all-reduce",
 }
 

@@ -11,6 +11,7 @@ process that started it. The probes here:
 - ``stacks`` reads another process's stack, of a process that does nothing.
 - ``gpus`` asks NVML about the GPUs, and reads the newest Xid lines of the kernel where it may. Each
   question is asked by itself: a GPU or driver that does not know one answers the others.
+- ``messages`` has ``apprise`` read the addresses of those who are told of incidents.
 """
 
 from __future__ import annotations
@@ -43,6 +44,7 @@ from outlast.checkpoint.manifest import parse
 from outlast.durable import mount_of
 from outlast.errors import OutlastError
 from outlast.health.processes import die_with
+from outlast.health.send import Errand, answers_to
 from outlast.ledger.file import read_events
 from outlast.ledger.job import read_job
 from outlast.ledger.measured import Measured
@@ -610,12 +612,18 @@ def _xids() -> list[str]:
     return found
 
 
+def probe_messages(urls: list[str]) -> list[str]:
+    """For each address "" or why no message can be sent there; nothing is sent."""
+    return answers_to(Errand(urls=tuple(urls)))
+
+
 _PROBES: Final[dict[str, Callable[..., object]]] = {
     "place": probe_place,
     "past": probe_past,
     "platform": probe_platform,
     "stacks": probe_stacks,
     "gpus": probe_gpus,
+    "messages": probe_messages,
 }
 _LARGE: Final = ("compute", "meeting")  # in modules of their own
 

@@ -1,11 +1,12 @@
-"""The process that sends one message: ``python -m outlast.metrics.send``, and how it is called.
+"""The process that sends one message: ``python -m outlast.health.send``, and how it is called.
 
 It reads one JSON object from standard input, the addresses included: what stands in a command line
 can be read by everybody on the machine. It answers with one JSON list: for each address an empty
 text, or why it did not take the message, without any part of the address.
 
-Guarantees: ``apprise`` is imported here alone, so that a library that hangs, or a server that
-trickles, is ended at ``SEND_S`` with the process that waits for it.
+Guarantees: ``apprise`` is imported in it alone, and in the process in which the doctor checks
+addresses. So a library that hangs, or a server that trickles, is ended at ``SEND_S`` with the
+process that waits for it.
 """
 
 from __future__ import annotations
@@ -24,6 +25,8 @@ from outlast.config import in_public
 
 SEND_S: Final = 40.0
 _KINDS: Final = {"info": "info", "warning": "warning", "critical": "failure"}
+NOT_FILLED: Final = "the name of a variable stands where its value should"
+_NAME: Final = re.compile(r"[/:@=]\$(\w+|\{\w+\})(?=[/:@?&]|$)")  # nobody fills it in
 _STATUS: Final = re.compile(r"error=(\d{3})\b")
 
 
@@ -36,7 +39,7 @@ class Errand(msgspec.Struct, frozen=True, kw_only=True):
     body: str = ""
 
 
-class Sending:
+class Delivery:
     """A message on its way; never waits.
 
     Args:
@@ -50,7 +53,7 @@ class Sending:
         self.errand = errand
         self._until_s = time.monotonic() + SEND_S
         self._process = subprocess.Popen(
-            [sys.executable, "-P", "-m", "outlast.metrics.send"],
+            [sys.executable, "-P", "-m", "outlast.health.send"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
@@ -96,7 +99,8 @@ def refusals(url: str, why: str) -> str:
     return f"{in_public(url)}: {why}"
 
 
-def _send(errand: Errand) -> list[str]:
+def answers_to(errand: Errand) -> list[str]:
+    """Send it, in this process: for each address "" or why not, without any part of it."""
     try:
         import apprise
     except ImportError as error:
@@ -109,7 +113,7 @@ def _send(errand: Errand) -> list[str]:
                 answers.append("apprise knows no such address")
                 continue
             if not errand.title:
-                answers.append("")
+                answers.append(NOT_FILLED if _NAME.search(url) else "")
                 continue
             with apprise.LogCapture(level=logging.INFO) as said:  # type: ignore[no-untyped-call]
                 kind = _KINDS[errand.severity]
@@ -131,7 +135,7 @@ def _why(words: str) -> str:
 def main() -> None:
     """Entry point of the process."""
     errand = msgspec.json.decode(sys.stdin.buffer.read(), type=Errand)
-    answers = _send(errand)
+    answers = answers_to(errand)
     sys.stdout.buffer.write(msgspec.json.encode(answers))
 
 
