@@ -14,7 +14,7 @@ from outlast import config
 from outlast.config import in_public
 from outlast.errors import ConfigError
 from outlast.health.exporter import NO_APPRISE, has_apprise
-from outlast.health.send import Errand, Sending
+from outlast.health.send import Delivery, Errand
 
 
 @click.command(name="tell")
@@ -34,7 +34,7 @@ def command(is_test: bool, as_json: bool) -> int:
         raise ConfigError(NO_APPRISE)
     title = "Outlast can reach you" if is_test else ""
     body = f"A test from {socket.gethostname()}: incidents of jobs are told here."
-    answers = Sending(Errand(urls=urls, title=title, body=body)).wait()
+    answers = Delivery(Errand(urls=urls, title=title, body=body)).wait()
     if as_json:
         found = [
             {"address": in_public(url), "problem": why or None}

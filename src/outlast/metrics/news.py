@@ -3,8 +3,8 @@
 ``NewsFold`` stands on the fold of the metrics: an incident and what it cost are the same in both.
 Each incident is news when it begins, when training still stands after ``STANDS_S``, and when it is
 over. Some events are news by themselves: a job's end, a slow rank, storage that fails, a machine
-that is left out. News of one kind are numbered from 0, so that four numbers (:class:`NewsMarks`) say
-what has been told: whoever reads the ledger anew knows it too.
+that is left out. News of one kind are numbered from 0, so that four numbers (:class:`NewsMarks`)
+say what has been told: whoever reads the ledger anew knows it too.
 
 Guarantees: an incident that begins and is over within one message is told once, with its cost. What
 it costs is its time until the first new step, and the steps done again at the pace of this job.

@@ -30,11 +30,11 @@ import msgspec
 
 from outlast.config import SEVERITIES
 from outlast.health.exporter import TellSetup
-from outlast.health.send import Errand, Delivery, refusals
+from outlast.health.send import Delivery, Errand, refusals
 from outlast.ledger.events import Event
 from outlast.ledger.file import Ledger
 from outlast.metrics.folded import JobFold
-from outlast.metrics.news import NewsMarks, News, NewsFold, letter
+from outlast.metrics.news import News, NewsFold, NewsMarks, letter
 from outlast.prices import Prices
 from outlast.storage.directory import Directory
 

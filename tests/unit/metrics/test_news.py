@@ -7,7 +7,7 @@ from outlast.config import SEVERITIES
 from outlast.health.exporter import CadenceSetting
 from outlast.ledger.incidents import incidents
 from outlast.metrics.folded import JobFold
-from outlast.metrics.news import STANDS_S, Marks, NewsFold, letter
+from outlast.metrics.news import STANDS_S, NewsFold, NewsMarks, letter
 from report_story import START_T, story
 
 INFO, WARNING, CRITICAL = SEVERITIES
@@ -26,7 +26,7 @@ class Told:
         return self
 
     def beyond(self, marks=None, now=END_T):
-        return self.news.beyond(marks or Marks(), now)
+        return self.news.beyond(marks or NewsMarks(), now)
 
 
 def until(name, number=0):
@@ -62,7 +62,7 @@ def test_the_whole_story_is_told_once():
     ]
     assert news[-1].is_end
     assert told.news.has_ended
-    everything = Marks().with_told(news)
+    everything = NewsMarks().with_told(news)
     assert everything == msgspec.structs.replace(told.news.marks(END_T), stands=0)
     assert told.beyond(everything) == []
 
@@ -86,7 +86,7 @@ def test_an_incident_is_news_when_it_begins_when_it_stands_and_when_it_is_over()
         WARNING,
         ("on node-3; not back yet",),
     )
-    marks = Marks().with_told([began])
+    marks = NewsMarks().with_told([began])
     assert told.beyond(marks, now=lost_t + 1) == []
     (stands,) = told.beyond(marks, now=lost_t + STANDS_S + 1)
     assert (stands.kind, stands.severity) == ("stands", CRITICAL)
@@ -114,7 +114,7 @@ def test_what_is_past_is_what_a_reader_of_that_moment_knew(name, number):
     known = then.news.marks(END_T)
     assert (past.began, past.stands, past.other) == (known.began, known.stands, known.other)
     assert past.over == past.began  # one was open then
-    assert now.news.marks(START_T) == Marks()
+    assert now.news.marks(START_T) == NewsMarks()
 
 
 def test_a_job_that_is_started_again_has_not_ended():

@@ -12,7 +12,7 @@ from unit_prices import priced
 from outlast.ledger.events import Event
 from outlast.ledger.goodput import split
 from outlast.ledger.so_far import SoFar
-from outlast.metrics.news import Marks, NewsFold
+from outlast.metrics.news import NewsFold, NewsMarks
 from outlast.report.facts import facts, to_json
 from outlast.report.money import held_s, kinds_of, money
 from outlast.report.text import summary
@@ -170,7 +170,7 @@ def test_people_are_told_of_an_incident_at_the_mean_price_of_those_that_were_hel
     def told(prices):
         fold = NewsFold(prices)
         fold.take(a_job())
-        (news,) = [one for one in fold.beyond(Marks(), 7200.0) if one.kind == "over"]
+        (news,) = [one for one in fold.beyond(NewsMarks(), 7200.0) if one.kind == "over"]
         return news.more[-1]
 
     back = "cost: 1 h 00 min of 2 machines"
