@@ -204,7 +204,7 @@ def write_stories(root: Path) -> list[Path]:
     jobs = {
         "spot/llama-sft": (story(), spot | {"checkpoint.every": "auto"}),
         "on-demand/llama-sft": (calm_story(), on_demand),
-        "llama-sft-2": (story()[:240], spot | {"checkpoint.every": "5 min", "peer.replicas": "2"}),
+        "llama-sft-2": (story()[:968], spot | {"checkpoint.every": "5 min", "peer.replicas": "2"}),
     }
     for name, (events, settings) in jobs.items():
         write_story(root / name, events)

@@ -87,6 +87,9 @@ class Recorder:
         self._has_begun = False  # a step is under way
         self._in_backward = False
         self._has_found = False
+        # As a session has it when it has resumed. Until the first batch the script may go to the
+        # next epoch, and FSDP2 lay a model out whole for an evaluation.
+        self._gone_on_from: dict[str, str] = {}
         self._step = 0
         self._ahead: dict[str, str] = {}  # random numbers' states
         self._losses: list[str] = []
@@ -157,6 +160,17 @@ class Recorder:
             return come(session)
 
         sessions._come_to_boundary = come_to_boundary
+        come_in = sessions._come_in
+
+        def came_in(session: Any) -> Any:
+            is_in = come_in(session)
+            if is_in and session.step and not self._has_found:
+                with self._recording():
+                    told = _TensorsTold.of(session._objects.stateful)
+                    self._gone_on_from = told.digests
+            return is_in
+
+        sessions._come_in = came_in
 
     def ended(self) -> None:
         """The script is through."""
@@ -260,7 +274,7 @@ class Recorder:
             StateFound(
                 step=step,
                 is_counted=self._by_session,
-                state=state,
+                state=self._gone_on_from or state,
                 unnamed=unnamed,
                 random=self._ahead,
             )

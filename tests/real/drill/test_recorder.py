@@ -107,6 +107,24 @@ def test_a_model_that_is_divided_and_whole_in_turn(floor, tmp_path):
         assert "model.0.weight" in one.steps[0].state
 
 
+def test_what_a_session_goes_on_from_is_what_the_step_before_left(floor, tmp_path):
+    """Also where the model lies whole in memory, of an evaluation, when the first batch comes."""
+    for until in ("8", "12"):
+        going = floor.outlast(
+            *("run", "--dir", tmp_path / "job", "--nproc-per-node", 2),
+            *("-m", "outlast.drill.inside", SCRIPT, "divided"),
+            env={"OUTLAST_DRILL": tmp_path / until, "UNTIL": until},
+        )
+        assert going.wait() == 0, going.text
+    before, after = (
+        sorted(WorkerRecords(tmp_path / until).look(), key=lambda one: one.begun.rank)
+        for until in ("8", "12")
+    )
+    for one, other in zip(before, after, strict=True):
+        assert other.found.step == 8
+        assert other.found.state == one.steps[-1].state
+
+
 def test_an_unchanged_trainer(floor, tmp_path):
     pytest.importorskip("transformers")
     recorded = run(floor, tmp_path, "trainer")

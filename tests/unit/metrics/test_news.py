@@ -2,6 +2,7 @@
 
 import msgspec
 import pytest
+from unit_prices import priced
 
 from outlast.config import SEVERITIES
 from outlast.health.exporter import CadenceSetting
@@ -17,9 +18,9 @@ END_T = START_T + 10**6
 class Told:
     """An exporter's two folds, fed as it does it."""
 
-    def __init__(self, price=None):
+    def __init__(self, price=""):
         self.fold = JobFold(CadenceSetting())
-        self.news = NewsFold(self.fold, price)
+        self.news = NewsFold(self.fold, priced(price))
 
     def take(self, events, now=END_T):
         self.news.take(self.fold.take(events, now))

@@ -364,7 +364,7 @@ def test_the_command_tells_three_jobs_apart(stories, tmp_path):
     assert lines[1].split() == heads
     assert lines[-1] == f"Next: outlast report {stories[0]}"
     by_name = {line[:40].split("   ")[0].strip(): line for line in lines}
-    assert by_name["spent"].split() == ["spent", "248.31", "531.83", "132.99"]
+    assert by_name["spent"].split() == ["spent", "248.37", "531.88", "133.00"]
     assert by_name["priced as"].split()[2:] == ["spot", "on", "demand", "spot"]
     data = json.loads(run(*stories, "--compare", "--json"))
     assert [one["name"] for one in data["jobs"]] == heads
@@ -389,7 +389,7 @@ def test_figures_are_those_of_each_jobs_own_report(stories):
 
 def test_a_report_has_the_prices_that_the_job_was_begun_with(stories, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    assert json.loads(run(stories[0], "--json"))["cost"] == pytest.approx(248.31, abs=0.01)
+    assert json.loads(run(stories[0], "--json"))["cost"] == pytest.approx(248.37, abs=0.01)
     (tmp_path / "outlast.toml").write_text("[price]\nspot = 0\n")
     assert json.loads(run(stories[0], "--json"))["cost"] == 0.0
 

@@ -4,6 +4,7 @@ import json
 
 import msgspec
 import pytest
+from unit_prices import priced
 
 from outlast.health.exporter import CadenceSetting
 from outlast.ledger.goodput import in_order, split
@@ -95,10 +96,10 @@ def test_it_folds_bit_by_bit_as_in_one():
 
 
 def test_it_is_reported():
-    html = page(before(), price_spot=2.0)
+    html = page(before(), prices=priced(2.0))
     assert "<h3>Ranks" not in html  # nobody had written them down
     assert "finished" in html
-    data = json.loads(json.dumps(to_json(before(), price_spot=2.0)))
+    data = json.loads(json.dumps(to_json(before(), prices=priced(2.0))))
     assert data["ranks"] == []
     assert data["by_tier"]["local"]["num"] > 30
     assert data["by_tier"]["local"]["blocked_s"] > 0  # by the steps that came there

@@ -9,9 +9,11 @@ import pytest
 from hypothesis import given
 from unit_prices import priced
 
+from outlast.health.exporter import CadenceSetting
 from outlast.ledger.events import Event
 from outlast.ledger.goodput import split
 from outlast.ledger.so_far import SoFar
+from outlast.metrics.folded import JobFold
 from outlast.metrics.news import NewsFold, NewsMarks
 from outlast.report.facts import facts, to_json
 from outlast.report.money import held_s, kinds_of, money
@@ -168,9 +170,10 @@ def test_a_job_that_is_followed_has_the_same_machines():
 
 def test_people_are_told_of_an_incident_at_the_mean_price_of_those_that_were_held():
     def told(prices):
-        fold = NewsFold(prices)
-        fold.take(a_job())
-        (news,) = [one for one in fold.beyond(NewsMarks(), 7200.0) if one.kind == "over"]
+        fold = JobFold(CadenceSetting())
+        tidings = NewsFold(fold, prices)
+        tidings.take(fold.take(a_job(), 1e9))
+        (news,) = [one for one in tidings.beyond(NewsMarks(), 7200.0) if one.kind == "over"]
         return news.more[-1]
 
     back = "cost: 1 h 00 min of 2 machines"
