@@ -15,6 +15,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
+import torch
 from accelerate.data_loader import DataLoaderShard
 from transformers.trainer_callback import ExportableState, TrainerState
 
@@ -66,6 +67,7 @@ class TrainerRun:
         self.references: tuple[Any, ...] = ()
         self.first = (0, 0)
         self.is_in_loop = False
+        self._loss: Any = None  # of the step in the making
 
     def open(self, loader: Any, stock: str | None) -> None:
         """Open the session over what the Trainer has made.
@@ -147,6 +149,17 @@ class TrainerRun:
         self._stack.close()
         _ended.add(self._place)
         return self._before_s
+
+    def note(self, loss: Any) -> None:
+        """The loss of a batch; those of a step's batches add up to the step's."""
+        loss = loss.detach() if isinstance(loss, torch.Tensor) else loss
+        self._loss = loss if self._loss is None else self._loss + loss
+
+    def log(self) -> None:
+        """The step's loss is logged, and so looked at for anomalies."""
+        loss, self._loss = self._loss, None
+        if loss is not None and self.is_in_loop:
+            self.session.log(loss=loss)
 
     # --- what the Trainer counts ----------------------------------------------------------------
 

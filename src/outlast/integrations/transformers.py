@@ -97,10 +97,12 @@ class OutlastCallback(transformers.TrainerCallback):  # type: ignore[misc]
         self.run.put_back_losses()
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        """A step or an epoch is complete: what the Trainer would save now is asked for.
+        """A step or an epoch is complete: its loss is told, and what the Trainer would save.
 
         Also where the Trainer saves as well: neither checkpoint is to be older than the other.
         """
+        if self.run is not None:
+            self.run.log()
         if control.should_save and self.run is not None:
             is_read = args.load_best_model_at_end or args.push_to_hub
             is_read = is_read or args.save_strategy == "best"
@@ -108,11 +110,6 @@ class OutlastCallback(transformers.TrainerCallback):  # type: ignore[misc]
             self.run.session.save()
 
     on_epoch_end = on_step_end
-
-    def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **_: Any) -> None:
-        """The loss is noted, and looked at for anomalies."""
-        if self.run is not None and self.run.is_in_loop and "loss" in (logs or {}):
-            self.run.session.log(loss=logs["loss"])
 
 
 def _callback(trainer: Any) -> OutlastCallback | None:

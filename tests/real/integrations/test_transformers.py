@@ -106,6 +106,17 @@ def test_the_trainer_alone_goes_on_from_what_is_exported(floor, tmp_path, kind):
     assert result(records)[0] == wanted[0], alone.text
 
 
+def test_a_loss_that_is_no_number_is_told_of_in_its_step(floor, tmp_path):
+    """The Trainer itself says nothing of it for as long as it logs nothing, and then logs 0."""
+    job = Job(tmp_path / "job")
+    env = {**ENV, "OUTLAST_DIR": job.directory}
+    arguments = ["--poison", 6, "max_steps=12", "logging_steps=1000"]
+    poisoned = floor.warm(SCRIPT, job.records, *arguments, env=env)
+    assert poisoned.wait() == 0, poisoned.text
+    assert [event["step"] for event in job.events("anomaly")][:1] == [7]
+    assert "loss" in poisoned.err
+
+
 def test_two_callbacks_are_refused(tmp_path):
     from transformers import Trainer, TrainingArguments
 

@@ -1,7 +1,8 @@
-"""A Trainer with a tiny GPT-2: RECORDS [--plain] [--masked] [--die STEP …] [KEY=VALUE …].
+"""A Trainer with a tiny GPT-2: RECORDS [--plain] [--masked] [--die STEP …] [KEY=VALUE …]
 
-With Outlast's callback, or without. Its last rank dies, once, at the end of each STEP. What is
-logged is appended to RECORDS/logs.jsonl; RECORDS/final.json has the weights' hash.
+With Outlast's callback, or without. Its last rank dies, once, at the end of each STEP. Behind the
+step that --poison names its weights are no numbers. What is logged is appended to
+RECORDS/logs.jsonl; RECORDS/final.json has the weights' hash.
 """
 
 import argparse
@@ -35,6 +36,7 @@ PARSER.add_argument("--alone", action="store_true", help="plain, where there is 
 PARSER.add_argument("--resume", action="store_true")
 PARSER.add_argument("--from", dest="checkpoint", help="the Trainer's own")
 PARSER.add_argument("--die", type=int, action="append", default=[])
+PARSER.add_argument("--poison", type=int)
 PARSER.add_argument("arguments", nargs="*", help="of TrainingArguments, as JSON")
 OPTIONS = PARSER.parse_intermixed_args()
 OF_TIME = ("runtime", "per_second")
@@ -65,9 +67,12 @@ class Notes(TrainerCallback):
             with (OPTIONS.records / "logs.jsonl").open("a") as file:
                 file.write(json.dumps([state.global_step, kept]) + "\n")
 
-    def on_step_end(self, args, state, control, **_):
+    def on_step_end(self, args, state, control, **given):
         if state.is_world_process_zero:
             (OPTIONS.records / "step").write_text(str(state.global_step))
+        if state.global_step == OPTIONS.poison:
+            with torch.no_grad():
+                next(iter(given["model"].parameters())).fill_(float("nan"))
         mark = OPTIONS.records / f"died-{state.global_step}"
         is_last = args.process_index == args.world_size - 1
         if state.global_step in OPTIONS.die and is_last and not mark.exists():
