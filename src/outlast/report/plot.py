@@ -110,6 +110,7 @@ class Strips(msgspec.Struct, frozen=True, kw_only=True):
     x_ticks: list[Tick]
     x_label: str
     height: float
+    bottom: float
     width: int = WIDTH
     left: int = STRIPS_LEFT
     right: int = WIDTH - RIGHT
@@ -253,6 +254,7 @@ def strips(
         x_ticks=[Tick(at_x(value), words) for value, words in time_ticks(x)],
         x_label=x_label,
         height=round(y + BOTTOM, 1),
+        bottom=round(y, 1),
     )
 
 

@@ -394,6 +394,8 @@ class Samples(Nothing):
     def all_stalled(self):
         return contextlib.nullcontext()
 
+    catching_up = all_stalled
+
 
 class Sources(Nothing):
     def __init__(self, run):
