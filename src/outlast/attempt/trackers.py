@@ -191,7 +191,7 @@ def _read(directory: Path) -> _Runs:
 # --- what goes into a run -------------------------------------------------------------------------
 
 
-class _Mark(msgspec.Struct, frozen=True, kw_only=True):
+class _IncidentMark(msgspec.Struct, frozen=True, kw_only=True):
     """An incident that is over, as a point of a run.
 
     Attributes:
@@ -229,7 +229,7 @@ class _RunWriter:
         """What takes points, or None while the script has nothing open."""
         raise NotImplementedError
 
-    def write(self, target: Any, marks: Sequence[_Mark], now: _RunState) -> None:
+    def write(self, target: Any, marks: Sequence[_IncidentMark], now: _RunState) -> None:
         """Write these marks, and how the job stands."""
         raise NotImplementedError
 
@@ -241,11 +241,11 @@ class _RunWriter:
             self._failed(error)
             return False
 
-    def lacks(self, marks: Sequence[_Mark]) -> bool:
+    def lacks(self, marks: Sequence[_IncidentMark]) -> bool:
         """Whether there are some of ``marks``, all of the job's, that it has not been told of."""
         return len(marks) > self._told and self.is_in_use()
 
-    def tell(self, marks: Sequence[_Mark], now: _RunState, *, is_due: bool) -> None:
+    def tell(self, marks: Sequence[_IncidentMark], now: _RunState, *, is_due: bool) -> None:
         """Write what it does not have yet of ``marks``, and how the job stands."""
         if not (is_due and self.is_in_use()) and not self.lacks(marks):
             return
@@ -269,7 +269,7 @@ class _WandbRun(_RunWriter):
     def open(self) -> Any:
         return getattr(sys.modules.get("wandb"), "run", None)
 
-    def write(self, target: Any, marks: Sequence[_Mark], now: _RunState) -> None:
+    def write(self, target: Any, marks: Sequence[_IncidentMark], now: _RunState) -> None:
         row: dict[str, Any] = dict(now.scalars)
         if marks:  # one row takes one value of a name
             row["outlast/incident"] = " | ".join(mark.words for mark in marks)
@@ -289,7 +289,7 @@ class _MlflowRun(_RunWriter):
     def open(self) -> Any:
         return sys.modules.get("mlflow") if self._run_id else None
 
-    def write(self, target: Any, marks: Sequence[_Mark], now: _RunState) -> None:
+    def write(self, target: Any, marks: Sequence[_IncidentMark], now: _RunState) -> None:
         entities, now_ms = target.entities, int(time.time() * 1000)
         metrics = [
             entities.Metric(name, value, now_ms, now.step) for name, value in now.scalars.items()
@@ -333,7 +333,7 @@ class _EventFile(_RunWriter):
         self._found = weakref.ref(writer)
         return writer
 
-    def write(self, target: Any, marks: Sequence[_Mark], now: _RunState) -> None:
+    def write(self, target: Any, marks: Sequence[_IncidentMark], now: _RunState) -> None:
         for name, value in now.scalars.items():
             target.add_scalar(name, value, now.step)
         for mark in marks:
@@ -383,7 +383,7 @@ class TrackerFeed:
         self._writers = [_WandbRun(kept), _MlflowRun(kept, mlflow_run), _EventFile(kept)]
         self._follower = Follower(directory, most_bytes=READ_BYTES)
         self._so_far, self._measured = SoFar(), Measured()
-        self._marks: list[_Mark] = []
+        self._marks: list[_IncidentMark] = []
         self._attempt, self._step = attempt, step
         self._told_s = -math.inf
         self._keep: list[tuple[float, int]] = []  # when how many incidents had been told
@@ -470,11 +470,11 @@ class TrackerFeed:
             },
         )
 
-    def _mark(self, number: int, one: Incident) -> _Mark:
+    def _mark(self, number: int, one: Incident) -> _IncidentMark:
         step = self._measured.step
         at = one.from_step if one.resumed_step is None else one.resumed_step
         words = "; ".join(filter(None, (one.what or one.kind, one.return_words())))
-        return _Mark(
+        return _IncidentMark(
             number=number,
             step=at or 0,
             t=one.detected_t if one.back_t is None else one.back_t,

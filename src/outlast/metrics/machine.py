@@ -27,7 +27,7 @@ from outlast.metrics.table import QUANTILES
 NEWEST_STEPS: Final = 1024
 
 
-class _RankSteps:
+class _RankPace:
     """The steps of one worker."""
 
     def __init__(self) -> None:
@@ -57,8 +57,8 @@ class MachineFold:
         self._node = node
         self._watched: Watched | None = None
         self._began_s = 0.0
-        self._steps: dict[int, _RankSteps] = {}
-        self._sampled = _RankSteps()  # by the ledger, rank 0's
+        self._steps: dict[int, _RankPace] = {}
+        self._sampled = _RankPace()  # by the ledger, rank 0's
         self._between = SampledSteps()
 
     def begin(self, begin: Begin) -> None:
@@ -81,7 +81,7 @@ class MachineFold:
             return
         self._watched.look()
         for rank, heard in self._watched.heard.items():
-            steps = self._steps.setdefault(rank, _RankSteps())
+            steps = self._steps.setdefault(rank, _RankPace())
             for one in heard.timings(steps.read_to):
                 steps.read_to = max(steps.read_to, one.step)
                 steps.add(one.whole_s)

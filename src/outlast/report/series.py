@@ -243,7 +243,7 @@ class RankTimes(msgspec.Struct, frozen=True, kw_only=True):
     factors: tuple[float, ...] = ()
 
 
-class _Stretch(msgspec.Struct):
+class _RankStretch(msgspec.Struct):
     """Lines in a row that call a worker slow."""
 
     from_t: float
@@ -252,7 +252,7 @@ class _Stretch(msgspec.Struct):
     lost_s: float
 
 
-class _Place:
+class _RankPlace:
     """One worker while its lines are folded."""
 
     def __init__(self) -> None:
@@ -263,7 +263,7 @@ class _Place:
         self.busy_s = [0.0] * COLUMNS  # the sum of its lines' figures
         self.lines = [0] * COLUMNS
         self.factors = [0.0] * COLUMNS
-        self.slow: list[_Stretch] = []
+        self.slow: list[_RankStretch] = []
         self.is_slow = False
 
     def add(self, one: RankSample, columns: range) -> None:
@@ -289,7 +289,7 @@ class _Place:
         if not self.is_slow:
             return
         if not was_slow:
-            self.slow.append(_Stretch(from_t, t, factor, 0.0))
+            self.slow.append(_RankStretch(from_t, t, factor, 0.0))
         stretch = self.slow[-1]
         stretch.until_t, stretch.factor = t, max(stretch.factor, factor)
         stretch.lost_s += excess_s * one.num
@@ -339,10 +339,10 @@ def rank_times(ordered: Sequence[Event]) -> list[RankTimes]:
                 yield key, one, columns, from_t, event.t
 
     where = _places(lines)
-    places: dict[tuple[str, int], _Place] = {}
+    places: dict[tuple[str, int], _RankPlace] = {}
     groups: list[dict[int, set[tuple[str, int]]]] = [{} for _ in range(COLUMNS)]
     for key, one, columns, _, _ in each():
-        places.setdefault(key, _Place()).add(one, columns)
+        places.setdefault(key, _RankPlace()).add(one, columns)
         for at in columns:
             groups[at].setdefault(one.kind, set()).add(key)
     others_s = [

@@ -236,7 +236,7 @@ def examine(
         examination.close()
 
 
-class _Told(NamedTuple):
+class _FindingTold(NamedTuple):
     """Who is to be told: where, as it may be shown; the probe of that; why it cannot be done."""
 
     addresses: tuple[str, ...] = ()
@@ -459,20 +459,20 @@ class _Examination:
         )
         return [*found, *(one for one in more if one is not None)]
 
-    def _told(self) -> _Told:
+    def _told(self) -> _FindingTold:
         """Those who are to be told of incidents, and the probe that reads their addresses."""
         try:
             urls = all_addresses(self._settings).urls
         except ConfigError as error:
-            return _Told(problem=(str(error), "correct it, then: outlast tell"))
+            return _FindingTold(problem=(str(error), "correct it, then: outlast tell"))
         if not urls and os.environ.get(TELL_VARIABLE) == "":
             todo = "give it the addresses, or unset it"
-            return _Told(problem=(f"{TELL_VARIABLE} is set, to nothing", todo))
+            return _FindingTold(problem=(f"{TELL_VARIABLE} is set, to nothing", todo))
         if urls and not has_apprise():
-            return _Told(problem=("apprise is not here", "pip install apprise"))
+            return _FindingTold(problem=("apprise is not here", "pip install apprise"))
         if not urls:
-            return _Told()
-        return _Told(tuple(map(in_public, urls)), self._child("messages", urls=urls))
+            return _FindingTold()
+        return _FindingTold(tuple(map(in_public, urls)), self._child("messages", urls=urls))
 
     # --- the others --------------------------------------------------------------------------
 
