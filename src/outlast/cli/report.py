@@ -126,7 +126,7 @@ def _report(directory: str | None, *, as_json: bool, output: Path | None) -> Non
     console = Paper(highlight=False, soft_wrap=True)
     told = facts(events, now=now, prices=prices)
     # What is being written just now is not whole yet.
-    num_unread = 0 if told.state.startswith("running") else num_unread
+    num_unread = 0 if told.state == "running" else num_unread
     for line in summary_lines(told, now=now, num_unread=num_unread):
         console.print(line)
     _tell_what_went_wrong(console, told)

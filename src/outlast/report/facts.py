@@ -54,6 +54,7 @@ if TYPE_CHECKING:
 State = Literal[
     "not started",
     "running",
+    "silent",
     "finished",
     "drained",
     "gave up",
@@ -61,6 +62,7 @@ State = Literal[
     "refuses to resume",
     "failed",
 ]
+SILENT_S: Final = 3600.0
 _STATES: Final[dict[int, State]] = {
     Exit.FINISHED: "finished",
     Exit.DRAINED: "drained",
@@ -98,7 +100,9 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         job: the job's id, empty when the ledger is.
-        state: what the newest events say; a machine that vanished leaves "running" behind, so
+        state: what the newest events say; "silent" for a job that runs by them and has said nothing
+            for ``SILENT_S``: it is counted until its newest event. Until then a machine that
+            vanished leaves "running" behind, so
             look at ``last_event_t`` too.
         exit_code: of the last ``job_finished`` if nothing was started since, else None.
         reason: why it finished, in the words of ``job_finished``.
@@ -164,12 +168,14 @@ def facts(
         simulates: whether there are a forecast and storms; they take as long as all the rest.
     """
     ordered = in_order(events)
-    spent, found = split(ordered, now), incidents(ordered)
-    machines = spent.machines
     told = StateFold()
     for event in ordered:
         told.take(event)
     state, end = told.state, told.end
+    if state == "running" and now is not None and now - ordered[-1].t > SILENT_S:
+        state, now = "silent", ordered[-1].t
+    spent, found = split(ordered, now), incidents(ordered)
+    machines = spent.machines
     exit_code = None if end is None else end.get("exit_code")
     slow = slow_ranks(ordered)
     rest = [event for event in ordered if event.event != "step"]  # most of a long ledger

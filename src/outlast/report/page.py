@@ -182,7 +182,11 @@ def _tiles(job: Facts, now: float | None) -> list[Tile]:
             f"{done.steps_replayed:,} made again" if done.steps_replayed else "none made again",
         ),
         Tile("incidents", f"{len(job.incidents):,}", f"{units.count(lost, 'step')} lost"),
-        Tile("running for", units.seconds(done.wall_s), units.count(done.attempts, "attempt")),
+        Tile(
+            "running for" if job.state == "running" else "ran for",
+            units.seconds(done.wall_s),
+            units.count(done.attempts, "attempt"),
+        ),
     ]
     if job.committed_step is not None:
         tiles.append(
@@ -193,7 +197,7 @@ def _tiles(job: Facts, now: float | None) -> list[Tile]:
         tiles.append(Tile("cost", f"{paid.cost:,.2f}", f"{paid.lost:,.2f} of it lost"))
     if paid.saved is not None:
         tiles.append(Tile("saved", f"{paid.saved:,.2f}", "beside machines on demand"))
-    if job.state == "running" and now is not None and job.last_event_t is not None:
+    if job.state in ("running", "silent") and now is not None and job.last_event_t is not None:
         age_s = max(0.0, now - job.last_event_t)
         tiles.append(Tile("last heard of", f"{units.seconds(age_s)} ago", "the newest event"))
     return tiles

@@ -37,7 +37,12 @@ PART_WORDS: Final[dict[Part, tuple[str, str]]] = {
     "paused": ("paused", "dim"),
     "other": ("not known", "dim"),
 }
-_STATE_STYLES: Final = {"finished": "green", "running": "cyan", "drained": "magenta"}
+_STATE_STYLES: Final = {
+    "finished": "green",
+    "running": "cyan",
+    "silent": "yellow",
+    "drained": "magenta",
+}
 _EIGHTHS: Final = " ▏▎▍▌▋▊▉"
 ATTEMPTS_TOLD: Final = 5  # the newest ones
 RANK_LINES: Final = 3
@@ -128,10 +133,10 @@ def incident_lines(incident: Incident, state: State = "running") -> list[Text]:
         incident: of a job.
         state: of the job now.
     """
-    first = Text(f"{units.clock(incident.began_t)}  ", style="dim")
+    first = Text(f"{units.when(incident.began_t)}  ", style="dim")
     first.append(incident.kind, style="bold red not dim")
     first.append(f": {incident.what}", style="not dim")
-    told = []
+    told = [f"on {', '.join(incident.nodes)}"] if incident.nodes else []
     if incident.detected_t > incident.began_t:
         after = units.seconds(incident.detected_t - incident.began_t)
         told.append(f"detected after {after}")
@@ -152,7 +157,8 @@ def _back(incident: Incident, state: State) -> str:
         return f"back after {units.seconds(incident.back_t - incident.began_t)}"
     if incident.closed:
         return "over, without a new step after it"
-    return "not back yet" if state == "running" else f"not back: the job's end ({state})"
+    is_open = state in ("running", "silent")
+    return "not back yet" if is_open else f"not back: the job's end ({state})"
 
 
 def summary(
@@ -183,6 +189,8 @@ def summary_lines(job: Facts, *, now: float | None = None, num_unread: int = 0) 
     steps = units.count(done.steps_done, "step")
     replayed = f", {done.steps_replayed:,} of them replayed" if done.steps_replayed else ""
     newest = "" if job.committed_step is None else f" (newest: step {job.committed_step})"
+    if job.committed_step is None and done.steps_done:
+        newest = ": nothing is saved, a restart begins at step 0"
     lines = [
         _headline(job, now),
         _line("steps", f"{steps}{replayed}"),
@@ -341,10 +349,12 @@ def _few(count: float) -> str:
 def _headline(job: Facts, now: float | None) -> Text:
     line = Text("job ").append(job.job, style="bold").append(": ")
     line.append(job.state, style=_STATE_STYLES.get(job.state, "red"))
-    if job.state == "running" and now is not None and job.last_event_t is not None:
+    if job.state in ("running", "silent") and now is not None and job.last_event_t is not None:
         # A machine that vanished cannot say so: let the reader judge.
         age_s = max(0.0, now - job.last_event_t)
         line.append(f", last heard of {units.seconds(age_s)} ago")
+    if job.state == "silent":
+        line.append("; counted until then, though its machines may still be held")
     return line.append(f" ({job.reason})" if job.reason else "")
 
 
@@ -418,7 +428,9 @@ def _keeper_words(count: int) -> str:
 
 def _incidents_words(found: list[Incident], state: State) -> str:
     lost = sum(incident.lost_steps or 0 for incident in found)
-    still_open = sum(not incident.closed for incident in found) if state == "running" else 0
+    still_open = (
+        sum(not incident.closed for incident in found) if state in ("running", "silent") else 0
+    )
     words = units.count(len(found), "incident")
     if found:
         so_far = " so far" if still_open else ""

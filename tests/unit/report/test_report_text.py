@@ -115,7 +115,7 @@ def test_an_incident_in_three_lines():
         closed=True,
     )
     assert plain(incident_lines(incident)) == [
-        "03:12:44 UTC  worker lost: rank 1 was killed by SIGKILL after step 57",
+        "1970-01-01 03:12:44 UTC  worker lost: rank 1 was killed by SIGKILL after step 57",
         "  detected after 600 ms; resumed at step 50, 7 steps lost",
         "  back after 8.3 s",
     ]
@@ -129,7 +129,7 @@ def test_an_incident_of_which_little_is_known_takes_two_lines(closed, words):
     incident = Incident(
         kind="drain", attempt=1, began_t=0.0, detected_t=0.0, what="x", closed=closed
     )
-    assert plain(incident_lines(incident)) == ["00:00:00 UTC  drain: x", words]
+    assert plain(incident_lines(incident)) == ["1970-01-01 00:00:00 UTC  drain: x", words]
     ended = words if closed else "  not back: the job's end (gave up)"
     assert plain(incident_lines(incident, "gave up"))[1] == ended
 
@@ -409,3 +409,33 @@ def test_of_many_attempts_the_newest_are_told():
     assert lines[0] == "  attempts  7 earlier ones: outlast report --json"
     assert [line.split()[1] for line in lines[1:]] == ["8", "9", "10", "11", "12"]
     assert len(lines) == ATTEMPTS_TOLD + 1
+
+
+def test_a_job_that_fell_silent_is_counted_until_then():
+    """Else each hour of a silence is a cost, and soon all of it."""
+    begun = [
+        ev(0.0, "job_started", attempt=0),
+        ev(1.0, "attempt_formed", world_size=2, nodes=1),
+        ev(2.0, "resumed", rank=0, step=0),
+        ev(100.0, "step", rank=0, step=50, seconds=98.0),
+    ]
+    week_s = 7 * 86_400.0
+    told = facts(begun, now=100.0 + week_s, prices=priced(10.0))
+    assert told.state == "silent"
+    assert told.workers.wall_s == pytest.approx(100.0)
+    assert told.money.cost == pytest.approx(10.0 * 100 / 3600)
+    first = summary(begun, now=100.0 + week_s)[0].plain
+    assert "silent, last heard of 7 d 00 h ago; counted until then" in first
+    assert facts(begun, now=200.0).state == "running"
+    assert facts(begun, now=200.0).workers.wall_s == pytest.approx(200.0)
+
+
+def test_that_nothing_is_saved_is_said():
+    def commits(events):
+        return next(line.plain for line in summary(events) if "  commits" in line.plain)
+
+    begun = [ev(0.0, "job_started", attempt=0), formed(1.0), ev(2.0, "resumed", rank=0, step=0)]
+    assert "saved" not in commits(begun)
+    begun.append(ev(9.0, "step", rank=0, step=5, seconds=7.0))
+    assert "nothing is saved, a restart begins at step 0" in commits(begun)
+    assert "saved" not in commits([*begun, ev(9.5, "commit", rank=0, step=5, tier="local")])
