@@ -249,11 +249,12 @@ def test_an_address_that_others_are_beside_is_given_up_for_each_message(
     monkeypatch.setattr("outlast.metrics.teller.AGAIN_S", 0.01)
     setup = TellSetup(least="info", group_s=0.2, per_hour=12, is_agent=True)
     urls = (hook.url, "json://127.0.0.1:1/")
-    names = {"job": "j", "directory": tmp_path, "node": "here", "price": None, "say": print}
-    one = Teller(setup, urls, **names)
+    names = {"job": "j", "directory": tmp_path, "node": "here", "prices": NO_PRICES, "say": print}
+    fold = JobFold(CadenceSetting())
+    one = Teller(setup, urls, fold, **names)
     one.turn()
     for number in (1, 2):
-        one.take(storm(tmp_path, 1))
+        one.take(fold.take(storm(tmp_path, 1), time.time() + 60))
         until(lambda: [one.turn()] and len(noted(tmp_path)) == number, "the event")  # noqa: B023
     assert [(event["addresses"], event["of"]) for event in noted(tmp_path)] == [(1, 2)] * 2
     assert len(hook.told) == 2

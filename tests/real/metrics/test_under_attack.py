@@ -111,7 +111,8 @@ def test_a_thousand_connections_that_say_nothing(floor, tmp_path, port, undistur
     resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, CROWD + 500), hard))
     job = Job(tmp_path / "job", 2)
     process, gate = gated(floor, job, port)
-    until(lambda: scrape(port), "metrics", running=process)
+    running = lambda: value(scrape(port), "outlast_job_running") == 1  # noqa: E731
+    until(running, "metrics of a job that has begun", running=process)
     with contextlib.ExitStack() as crowd:
         crowd.callback(resource.setrlimit, resource.RLIMIT_NOFILE, (soft, hard))
         talkative = random.Random(0)

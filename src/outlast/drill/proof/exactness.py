@@ -51,7 +51,7 @@ from outlast.drill.proof.conditions import Conditions
 from outlast.drill.proof.runs import ProvedRun, ScriptFailed, complete
 from outlast.drill.proof.script_lines import ScriptLines
 from outlast.drill.record import NotedCall, WorkerRecord
-from outlast.drill.workplace import JobScript, last_words
+from outlast.drill.workplace import JobScript
 from outlast.errors import ConfigError, Exit
 
 STEPS: Final = 20
@@ -274,13 +274,13 @@ class ResumeDrill:
         if not any(record.steps for record in run.records()):
             raise ScriptFailed(
                 f"the script made no step that could be seen (exit {code}): it fails before, or "
-                "calls no optimizer of torch's and has no session; it said:"
-                + last_words(run.place.log)
+                "calls no optimizer of torch's and has no session; its output is in "
+                f"{run.place.log}"
             )
         if code is not None and code > 0:
             raise ScriptFailed(
-                f"the script fails without being disturbed (exit {code}); it said:"
-                + last_words(run.place.log)
+                f"the script fails without being disturbed (exit {code}); its output is in "
+                f"{run.place.log}"
             )
 
     def _stopped(self, at: int) -> StopTried:
@@ -293,8 +293,8 @@ class ResumeDrill:
             if code == Exit.FINISHED or has_stayed:
                 raise ScriptFailed(
                     f"notice was given behind step {at}, and the script went on to "
-                    f"{'the last step' if has_stayed else 'its end'}; it said:"
-                    + last_words(run.place.log)
+                    f"{'the last step' if has_stayed else 'its end'}; its output is in "
+                    f"{run.place.log}"
                 )
             run.keep()
             stop, differs = self._go_on(run, at, code, Conditions(hold_after=self._steps))
