@@ -27,7 +27,7 @@ from outlast.drill.faults.fault import Struck, is_answered
 from outlast.drill.grade import Grade, RunEnd, grade
 from outlast.drill.rehearsal import Rehearsal
 from outlast.drill.target import Target
-from outlast.drill.workplace import JobScript, empty_place, last_words
+from outlast.drill.workplace import JobScript, empty_place
 from outlast.errors import ConfigError, Exit
 
 UNDISTURBED: Final = "undisturbed"
@@ -37,6 +37,8 @@ TRAINED_S: Final = 8.0
 STUCK_S: Final = 120.0  # without a step, in a run that nothing disturbs
 FURTHER_S: Final = 2.0  # the undisturbed run, so that what is behind a late drain is compared, too
 RECOVERY_S: Final = 180.0  # for a disturbed one, besides what the undisturbed one took
+TAIL_LINES: Final = 6
+LINE_MAX: Final = 400
 FIRST_STEP_S: Final = 600.0  # libraries are loaded, models compiled, data sets read
 
 
@@ -303,11 +305,12 @@ def _refuse_failed(end: RunEnd, steps: int) -> None:
         what = f"stands still by itself behind step {reached}, for {STUCK_S:.0f} s"
     else:
         return
-    said = last_words(end.output)
+    lines = end.output.read_text(errors="replace").strip().splitlines()[-TAIL_LINES:]
+    said = "".join(f"\n  {line[:LINE_MAX]}" for line in lines)
     # The copy lies deeper: what is beside the directory isn't beside the copy.
     away = any(word in said for word in ("FileNotFoundError", "ModuleNotFoundError"))
     raise ConfigError(
-        f"the script {what}, undisturbed; it said:{said}"
+        f"the script {what}, undisturbed; it said:{said}\nAll of it: {end.output}"
         + ("\nIt ran in a copy of this directory: give paths outside of it in full" * away)
     )
 

@@ -43,7 +43,6 @@ _LEFT_OUT: Final = frozenset(
     {".git", ".hg", ".venv", "venv", "__pycache__", "node_modules", ".mypy_cache", ".ruff_cache"}
 )
 _JOB: Final = "job.json"  # what a job's directory has
-_TAIL_LINES, _LINE_MAX = 6, 400
 _APART: Final = ("dir", "resume", "health.notify", "notice.")  # not taken over into a drill
 
 
@@ -122,12 +121,6 @@ def empty_place(root: Path) -> Iterator[None]:
             words = f"{root} cannot be emptied: {error.filename}: {error.strerror}; {other}"
             raise ConfigError(words) from None
         yield
-
-
-def last_words(log: Path) -> str:
-    """The last lines of what a job has said, indented below one another, and where all of it is."""
-    lines = log.read_text(errors="replace").strip().splitlines()[-_TAIL_LINES:]
-    return "".join(f"\n  {line[:_LINE_MAX]}" for line in lines) + f"\nAll of it: {log}"
 
 
 class Workplace:

@@ -63,6 +63,7 @@ State = Literal[
     "failed",
 ]
 SILENT_S: Final = 3600.0
+GOING_ON: Final = ("running", "silent")  # nobody has said that it is over
 _STATES: Final[dict[int, State]] = {
     Exit.FINISHED: "finished",
     Exit.DRAINED: "drained",

@@ -27,7 +27,7 @@ from outlast.ledger.incidents import Incident
 from outlast.prices import NO_PRICES, Prices
 from outlast.report import plot, series, text
 from outlast.report.chart import render
-from outlast.report.facts import Facts, facts
+from outlast.report.facts import GOING_ON, Facts, facts
 from outlast.report.money import Money
 from outlast.report.plot import Plot, Span, Strips
 from outlast.report.series import RankTimes
@@ -197,7 +197,7 @@ def _tiles(job: Facts, now: float | None) -> list[Tile]:
         tiles.append(Tile("cost", f"{paid.cost:,.2f}", f"{paid.lost:,.2f} of it lost"))
     if paid.saved is not None:
         tiles.append(Tile("saved", f"{paid.saved:,.2f}", "beside machines on demand"))
-    if job.state in ("running", "silent") and now is not None and job.last_event_t is not None:
+    if job.state in GOING_ON and now is not None and job.last_event_t is not None:
         age_s = max(0.0, now - job.last_event_t)
         tiles.append(Tile("last heard of", f"{units.seconds(age_s)} ago", "the newest event"))
     return tiles

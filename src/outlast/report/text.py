@@ -19,7 +19,7 @@ from outlast.ledger.events import Event
 from outlast.ledger.goodput import Goodput, Part
 from outlast.ledger.incidents import Incident, Slow
 from outlast.prices import NO_PRICES, Prices
-from outlast.report.facts import Facts, Forecast, State, Storm, Untold, facts
+from outlast.report.facts import GOING_ON, Facts, Forecast, State, Storm, Untold, facts
 from outlast.report.money import Money
 from outlast.report.series import RankTimes
 
@@ -157,8 +157,7 @@ def _back(incident: Incident, state: State) -> str:
         return f"back after {units.seconds(incident.back_t - incident.began_t)}"
     if incident.closed:
         return "over, without a new step after it"
-    is_open = state in ("running", "silent")
-    return "not back yet" if is_open else f"not back: the job's end ({state})"
+    return "not back yet" if state in GOING_ON else f"not back: the job's end ({state})"
 
 
 def summary(
@@ -349,7 +348,7 @@ def _few(count: float) -> str:
 def _headline(job: Facts, now: float | None) -> Text:
     line = Text("job ").append(job.job, style="bold").append(": ")
     line.append(job.state, style=_STATE_STYLES.get(job.state, "red"))
-    if job.state in ("running", "silent") and now is not None and job.last_event_t is not None:
+    if job.state in GOING_ON and now is not None and job.last_event_t is not None:
         # A machine that vanished cannot say so: let the reader judge.
         age_s = max(0.0, now - job.last_event_t)
         line.append(f", last heard of {units.seconds(age_s)} ago")
@@ -428,9 +427,7 @@ def _keeper_words(count: int) -> str:
 
 def _incidents_words(found: list[Incident], state: State) -> str:
     lost = sum(incident.lost_steps or 0 for incident in found)
-    still_open = (
-        sum(not incident.closed for incident in found) if state in ("running", "silent") else 0
-    )
+    still_open = sum(not incident.closed for incident in found) if state in GOING_ON else 0
     words = units.count(len(found), "incident")
     if found:
         so_far = " so far" if still_open else ""

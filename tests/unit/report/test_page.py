@@ -75,8 +75,8 @@ def a_job(error="MemoryError", num_losses=1):
     return events
 
 
-def test_it_is_whole_and_asks_nobody():
-    text = page(a_job(), now=None, prices=priced(2.0, 6.0))
+def whole(text):
+    """A page that is closed, asks nobody for anything, and whose links lead somewhere."""
     read = Reader(text)
     assert not read.open
     assert len(read.ids) == len(set(read.ids))
@@ -84,6 +84,12 @@ def test_it_is_whole_and_asks_nobody():
     assert {one[1:] for one in read.asked if one.startswith("#")} <= set(read.ids)
     assert "<script" not in text
     assert not re.search(r"url\(|@import|https?://", text)
+    return read
+
+
+def test_it_is_whole_and_asks_nobody():
+    text = page(a_job(), now=None, prices=priced(2.0, 6.0))
+    read = whole(text)
     words = " ".join(" ".join(read.words).split())
     for expected in ("finished", "worker lost", "goodput", "loss", "newest checkpoint", "step 10"):
         assert expected in words, expected

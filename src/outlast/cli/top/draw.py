@@ -21,6 +21,7 @@ from outlast import units
 from outlast.cli.top.view import IncidentView, MachineView, RankView, TierView, View
 from outlast.ledger.goodput import PARTS, Part
 from outlast.ledger.narrator import place
+from outlast.report.facts import GOING_ON
 from outlast.report.text import PART_WORDS
 
 WIDTH_MAX: Final = 120
@@ -164,7 +165,7 @@ def _state_words(view: View) -> str:
 
 def _steps_words(view: View) -> str:
     if view.step is None:
-        return "before its first step" if view.state in ("running", "silent") else "no step"
+        return "before its first step" if view.state in GOING_ON else "no step"
     until = f" of {view.until_step:,}" if view.until_step else ""
     share = f" ({_percent(view.step / view.until_step)})" if view.until_step else ""
     again = f", again up to {view.num_steps_done:,}" if view.step < view.num_steps_done else ""
@@ -206,7 +207,7 @@ def _warnings(view: View, width: int) -> list[Text]:
     lines = [
         Text(f"! {_machine_words(one)}", style=_BAD)
         for one in view.machines
-        if one.notice_left_s is not None and view.state in ("running", "silent")
+        if one.notice_left_s is not None and view.state in GOING_ON
     ]
     if view.note:
         lines += _wrapped(f"! {view.note}", width, _BAD, most=2)

@@ -43,7 +43,7 @@ from outlast.ledger.job import Job
 from outlast.ledger.measured import SampledSteps
 from outlast.metrics.folded import JobFold, Tally
 from outlast.peer.claims import Onlooker
-from outlast.report.facts import Facts, State, StateFold
+from outlast.report.facts import GOING_ON, Facts, State, StateFold
 from outlast.report.money import Money, money
 from outlast.report.series import RankSample, rank_samples
 from outlast.storage import Directory
@@ -230,7 +230,7 @@ class View(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def is_over(self) -> bool:
         """Whether nothing more will come until somebody does something; a drain is not the end."""
-        return self.state not in ("running", "silent", "drained", "not started")
+        return self.state not in (*GOING_ON, "drained", "not started")
 
 
 class _LedgerSeen:
@@ -351,7 +351,7 @@ class Following:
         # What nobody ran is no time of the job.
         split = so_far.split(None if state == "gone" else now)
         attempt = 0 if seen.formed is None else seen.formed.attempt
-        is_running = state in ("running", "silent")
+        is_running = state in GOING_ON
         ranks = self._workers.look(attempt, now) if is_running else []
         steps = [one.step for one in ranks if one.step is not None]
         step = max(min(steps), seen.step or 0) if steps else seen.step
