@@ -9,12 +9,14 @@ the ledger.
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import signal
 import time
 from collections.abc import Iterable
 from typing import Any, Final
 
+from torch.distributed import HashStore
 from torch.distributed.elastic.agent.server.api import (
     DEFAULT_ROLE,
     RunResult,
@@ -27,7 +29,7 @@ from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElas
 
 from outlast.attempt.beat import BEATS_VARIABLE, BeatsDirectory, most_updates, read_beat
 from outlast.attempt.link import ATTEMPT_VARIABLE, PREFIX, STORE_VARIABLE, kept_key, post
-from outlast.attempt.over import LEAVES, LINE_VARIABLE
+from outlast.attempt.over import LEAVES, LINE_VARIABLE, STANDBY_VARIABLE
 from outlast.config import Settings
 from outlast.errors import Exit
 from outlast.health.exporter import Exporter
@@ -37,6 +39,7 @@ from outlast.health.watched import Timings, leave_word
 from outlast.launch.ending import (
     DEATH_LOOK_S,
     UNHELD,
+    Beginners,
     Crew,
     ProcessWait,
     Seats,
@@ -69,6 +72,10 @@ MARGIN_S: Final = 1.0
 DEPARTS_S: Final = 1.0  # for word whether the others go on without this machine
 # How long workers that have yet to hand over wait for the next attempt, and what must be left then.
 HAND_OVER_S: Final = 5.0
+BESIDE_TRIES: Final = 3  # to begin beside others, who become fewer or more meanwhile
+BETWEEN_S: Final = 5.0  # from an attempt of others to their next one, which is looked on
+JOINS_S: Final = 10.0  # until all machines of an attempt have said how many workers go on
+JOINS_LOOK_S: Final = 0.002
 LEAST_S: Final = 2.0  # for a drain of a notice whose time is over when it comes
 
 
@@ -144,6 +151,7 @@ class Agent(LocalElasticAgent):
         self._sessions = Sessions(self._machines, self._beats.path, desk.saving_s)
         self._survivors = Survivors(self._beats.path, in_process)
         self._seats = Seats(range(spec.local_world_size), spec.local_world_size)
+        self._would_be: Beginners | None = None  # of those that stand by to join others
         self._asked: str = ""  # the reason for which workers were asked to stop gently
         self._has_asked_to_fill = False
         self._has_finished = False
@@ -204,6 +212,7 @@ class Agent(LocalElasticAgent):
         self._ending.wait(self._survivors.pids)  # the next attempt needs what the last one held
         if self._machines.are_many:
             self._starts.warm_up()  # the others go on meanwhile; then nobody waits for us
+            self._begin_beside_others(worker_group)
         while True:
             try:
                 super()._rendezvous(worker_group)
@@ -212,6 +221,88 @@ class Agent(LocalElasticAgent):
                     raise
             else:
                 return
+
+    def _begin_beside_others(self, worker_group: WorkerGroup) -> None:
+        """Where others train and take us in, our workers go through their script's beginning first.
+
+        Returns once they could join, or it is known that they are to begin with the others.
+        """
+        survivors = self._survivors
+        if not survivors.address or survivors.kept or survivors.standing:
+            return
+        for _ in range(BESIDE_TRIES):
+            sizes = self._machines.workers_elsewhere
+            if not sizes:
+                return
+            places = worker_group.spec.local_world_size
+            self._would_be = Beginners(len(sizes), (*sizes, places))
+            self._stand_by(worker_group, self._would_be)
+            is_over = self._look_until_prepared(sizes, places)
+            self._set_aside(range(places))
+            with survivors.staying():  # torch's bookkeeping of them ends, not they
+                super()._stop_workers(worker_group)
+            if is_over:
+                return
+
+    def _stand_by(self, worker_group: WorkerGroup, would: Beginners) -> None:
+        """Start our workers, of no attempt yet, with the places that they would have."""
+        worker_group.store = HashStore()
+        worker_group.master_addr, worker_group.master_port = "127.0.0.1", 0
+        worker_group.group_rank, worker_group.group_world_size = would.group_rank, len(would.sizes)
+        worker_group.workers = self._seats.workers(*would)
+        self._set_environ()
+        environ = {worker.local_rank: {STANDBY_VARIABLE: "1"} for worker in worker_group.workers}
+        with self._starts.in_charge(Crew(environ=environ)):
+            super()._start_workers(worker_group)
+        self._survivors.stand_by(self._handlers())
+
+    def _look_until_prepared(self, sizes: tuple[int, ...], places: int) -> bool:
+        """Wait for our workers, ``places``, that stand by; False: the others have become others."""
+        survivors, without_s = self._survivors, math.inf
+        processes = [handler.proc for handler in self._handlers().values()]
+        while len(survivors.standing) == places:
+            if survivors.are_complete:
+                return True
+            self._watch.wait(processes, survivors.descriptors)
+            self._machines.look()
+            survivors.look()
+            now, now_s = self._machines.workers_elsewhere, time.monotonic()
+            without_s = math.inf if now else min(without_s, now_s)
+            is_over = self._must_leave() or self._machines.ends_now is not None
+            if is_over or now_s - without_s > BETWEEN_S:  # or others wait for us
+                break
+            if now and now != sizes:
+                survivors.end_standing()
+                return False
+        survivors.end_standing()  # one that has failed here does so in an attempt, and is judged
+        return True
+
+    def _may_join(self, worker_group: WorkerGroup) -> bool:
+        """Whether our workers that stand by have the places that they were started for.
+
+        And others in the attempt that have lived through the one before, whose state they take.
+        """
+        if not self._survivors.standing or self._survivors.kept:
+            return False
+        now = Beginners(worker_group.group_rank, tuple(self._sizes))
+        store, others = worker_group.store, set(range(worker_group.group_world_size))
+        keys = [kept_key(machine) for machine in others - {worker_group.group_rank}]
+        until_s = time.monotonic() + JOINS_S
+        with contextlib.suppress(RuntimeError):  # the store is gone: so is the attempt
+            while now == self._would_be and time.monotonic() < until_s:
+                if store.check(keys):
+                    return any(int(one) for one in store.multi_get(keys))
+                if self._machines.is_broken:
+                    break
+                time.sleep(JOINS_LOOK_S)
+        return False
+
+    def _set_environ(self) -> None:
+        """What the workers of this machine find in their environment, whatever the attempt."""
+        os.environ[BEATS_VARIABLE] = str(self._beats.path)
+        os.environ[AGENT_VARIABLE] = os.environ[TRACER_VARIABLE] = str(os.getpid())
+        if self._survivors.address:
+            os.environ[LINE_VARIABLE] = self._survivors.address
 
     def _start_workers(self, worker_group: WorkerGroup) -> dict[int, Any]:
         self._health.end()
@@ -230,11 +321,8 @@ class Agent(LocalElasticAgent):
         os.environ[ATTEMPT_VARIABLE] = str(self._ledger.attempt)
         os.environ[PAST_VARIABLE] = "" if worker_group.group_rank else self._judging.word()
         os.environ[STORE_VARIABLE] = f"{worker_group.master_addr}:{worker_group.master_port}"
-        os.environ[BEATS_VARIABLE] = str(self._beats.path)
-        os.environ[AGENT_VARIABLE] = os.environ[TRACER_VARIABLE] = str(os.getpid())
+        self._set_environ()
         self._hangs.set_timeout()
-        if self._survivors.address:
-            os.environ[LINE_VARIABLE] = self._survivors.address
         if worker_group.group_rank == 0:
             self._ledger.append(
                 "attempt_formed",
@@ -257,9 +345,10 @@ class Agent(LocalElasticAgent):
         """Those that were kept go on, others are started, and who has no place yet stands by."""
         seats, survivors = self._seats, self._survivors
         environ = seats.environ(worker_group.group_rank, self._sizes)
-        kept = survivors.take(seats.taken)
+        # Those that stand by have no state, and do not count.
+        worker_group.store.set(kept_key(worker_group.group_rank), str(len(survivors.kept)))
+        kept = survivors.take(seats.taken, joins=self._may_join(worker_group))
         self._in_session = set(kept)
-        worker_group.store.set(kept_key(worker_group.group_rank), str(len(kept)))
         with self._starts.in_charge(Crew(kept, survivors.standing, environ)):
             started: dict[int, Any] = super()._start_workers(worker_group)
         handlers = self._handlers()

@@ -21,6 +21,11 @@ stands in its old place. One that is not in time is ended, and started anew like
 lost. What can go wrong: a worker is told to go on and dies of it. That is a failure of the new
 attempt, judged like any other; so is the death of one that stands by.
 
+**Beside others.** A machine that comes to a job whose workers train has its own ones stand by
+before it says that it is ready: the others wait for no script's beginning. They have the ranks and
+sizes that they would get now. If the attempt that takes them in has others for them, or if nobody
+in it has lived through the one before, they are started anew.
+
 **Places.** Where the run is the same with any number of workers, those that are kept need not wait
 for those that were lost: the next attempt begins without them, and a place stays empty for a while.
 The worker that is to take it is started beside it and stands by, without a rank: it goes through
@@ -507,13 +512,17 @@ class Survivors:
         goes_on = bool(self.kept) and all(one.any_size for one in self.kept.values())
         return sorted({*self.kept, *self._ready()}) if goes_on else list(range(places))
 
-    def take(self, seats: Collection[int]) -> dict[int, Kept]:
+    def take(self, seats: Collection[int], *, joins: bool) -> dict[int, Kept]:
         """Those of ``seats`` that live; the next attempt's context has them from here on.
 
         Who stands by for one of them, and is not there yet, is ended; so are all where nobody
-        was kept: they are to join others.
+        was kept whom they could join.
+
+        Args:
+            seats: local ranks.
+            joins: whether workers of other machines were.
         """
-        if not self.kept:
+        if not self.kept and not joins:
             self.end_standing()
         kept, self.kept = self.kept | self._ready(), {}
         late = {rank: self._standing[rank] for rank in self._standing.keys() & set(seats)}
@@ -556,6 +565,18 @@ class _EndedProcess:
 
     def wait(self, timeout: float | None = None) -> int:
         return self.returncode
+
+
+class Beginners(NamedTuple):
+    """What workers that stand by to join an attempt of other machines were started with.
+
+    Attributes:
+        group_rank: which machine this one would be.
+        sizes: how many workers each machine would have, this one's included.
+    """
+
+    group_rank: int
+    sizes: tuple[int, ...]
 
 
 class Crew(NamedTuple):

@@ -213,6 +213,14 @@ class Machines:
         """Whether it is said how many workers each machine has, or there is only this one."""
         return self._membership is not None or self._alone is not None
 
+    @property
+    def workers_elsewhere(self) -> tuple[int, ...]:
+        """How many workers each machine has of an attempt that will take this one in, if any."""
+        if self._membership is None:
+            return ()
+        self._membership.wait_until_known()
+        return self._membership.workers_elsewhere
+
     def begin_with(self, workers: int) -> None:
         """So many of this machine's workers take part in the next attempt."""
         if self._membership is not None:

@@ -7,7 +7,7 @@ import time
 
 import pytest
 from elastic_job import ElasticJob
-from floor import SCRIPTS
+from floor import SCRIPTS, until
 
 from machine_network import KillMachine
 from thorough import some
@@ -16,6 +16,7 @@ pytest.importorskip("outlast.launch.membership.node")
 
 ENV = {"OUTLAST_WORKERS_IN_PROCESS": "true"}
 SCRIPT = SCRIPTS / "elastic_same_bits.py"
+GATED = SCRIPTS / "elastic_gated.py"
 
 
 def test_a_lost_machine_costs_the_others_no_process(machines, tmp_path):
@@ -56,6 +57,70 @@ def test_a_machine_that_comes_costs_the_others_no_process_and_no_step(machines, 
     last = {event.attempt: event["step"] for event in job.job.events("resumed")}[attempt + 1]
     assert last >= max(line["step"] for line in job.lines() if line["attempt"] == attempt)
     job.finish(*job.hosts)
+
+
+def start_gated(job, host, gate):
+    """Start the agent of ``host``, whose worker's beginning ends once ``gate`` is there."""
+    job.start(host, env={**ENV, "GATE": str(gate)})
+    return until(lambda: pids_at(gate), "its worker has begun", running=job.agents[host.name])
+
+
+def pids_at(gate):
+    pids = gate.with_suffix(".pids")
+    return [int(line) for line in pids.read_text().splitlines()] if pids.exists() else []
+
+
+def finish(job, one, *hosts):
+    """Let the job end where ``hosts`` train; under DDP results depend on how many there were."""
+    if one == "elastic_same_bits":
+        job.finish(*hosts)
+        return
+    job.end()
+    assert [job.agents[host.name].wait() for host in hosts] == [0] * len(hosts)
+
+
+@pytest.mark.parametrize("one", some(["elastic_same_bits", "elastic_ddp"], 2))
+def test_nobody_waits_for_the_beginning_of_the_script_on_a_machine_that_comes(
+    machines, tmp_path, one
+):
+    job = ElasticJob(machines(3), tmp_path, ENV, GATED, ("--one", one))
+    late, others = job.hosts[2], job.hosts[:2]
+    job.start(*others)
+    job.until_trained(*others)
+    before = {host.name: job.on(host)[-1] for host in others}
+    gate = tmp_path / "gate"
+    begun = start_gated(job, late, gate)
+    job.until_trained(*others, steps=20)  # in the attempt that ran when it came
+    attempt = before[others[0].name]["attempt"]
+    assert {line["attempt"] for line in job.lines()} == {attempt}
+    gate.touch()
+    job.until_trained(*job.hosts)
+    went_on(job, before, *others)
+    assert {line["pid"] for line in job.on(late)} == set(begun), job.agents[late.name].text
+    assert pids_at(gate) == begun
+    finish(job, one, *job.hosts)
+    each_sample_once(job, [2, 3])
+
+
+def test_a_worker_that_began_for_another_place_is_started_anew(machines, tmp_path):
+    """While it was in its script's beginning the others have become fewer: it has another rank."""
+    one = "elastic_same_bits"
+    job = ElasticJob(machines(3), tmp_path, ENV, GATED, ("--one", one))
+    late, others = job.hosts[2], job.hosts[:2]
+    job.start(*others)
+    job.until_trained(*others)
+    gate = tmp_path / "gate"
+    begun = start_gated(job, late, gate)
+    victim, left_over = job.roles()[1], job.roles()[0]
+    before = {left_over.name: job.on(left_over)[-1]}
+    KillMachine(victim.machine).inject()
+    job.until_trained(left_over)
+    gate.touch()
+    job.until_trained(left_over, late)
+    went_on(job, before, left_over)
+    trained = {line["pid"] for line in job.on(late)}
+    assert trained == set(pids_at(gate)) - set(begun), job.agents[late.name].text
+    job.finish(left_over, late)
 
 
 def test_who_cannot_go_on_in_its_process_saves_for_a_machine_that_comes(machines, tmp_path):
@@ -131,9 +196,7 @@ def test_a_machine_leaves_a_job_under_ddp(machines, tmp_path):
     job.until_trained(*others)
     left(job, leaver)
     went_on(job, before, *others)
-    (tmp_path / "end.tmp").write_text(str(job.job.begun() + 5))
-    (tmp_path / "end.tmp").replace(tmp_path / "end")
-    assert [job.agents[host.name].wait() for host in others] == [0, 0]
+    finish(job, "elastic_ddp", *others)
     each_sample_once(job, [3, 2])
 
 

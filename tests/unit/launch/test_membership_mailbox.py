@@ -1,7 +1,16 @@
 """What the agent's main thread finds in its mailbox."""
 
 from outlast.launch.membership.handler import Mailbox
-from outlast.launch.membership.messages import Departs, Go, Halt, Member, Refused, Remains
+from outlast.launch.membership.messages import (
+    Departs,
+    Go,
+    Halt,
+    Member,
+    Refused,
+    Remains,
+    Waits,
+    Welcome,
+)
 from outlast.policy.membership import MembershipRules
 
 
@@ -45,3 +54,21 @@ def test_what_the_job_was_started_with_elsewhere_is_known():
     mail.tell(Refused(reason="another script"))
     assert mail.rules.max_nodes == 3
     assert mail.refused == "another script"
+
+
+def test_where_others_train_is_known_once_it_is_said_how_many():
+    mail = Mailbox()
+    mail.tell(Welcome(node="a", min_nodes=1, max_nodes=3, runs=True))
+    assert not mail.knows
+    mail.tell(Waits(words="a place", runs=True, workers=(2, 2)))
+    assert mail.knows
+    assert mail.workers == (2, 2)
+    mail.tell(go(2, "abc"))
+    assert mail.workers == ()
+
+
+def test_where_nobody_trains_is_known_at_once():
+    mail = Mailbox()
+    mail.tell(Welcome(node="a", min_nodes=1, max_nodes=3))
+    assert mail.knows
+    assert mail.workers == ()

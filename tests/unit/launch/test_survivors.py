@@ -72,7 +72,7 @@ def test_a_worker_that_unwinds_is_kept_and_told_to_go_on(agent, worker):
     agent.gather({2: handler()})
     assert heard == [AttemptEnded()]
     assert not agent.reasons
-    kept = agent.take([2])[2]
+    kept = agent.take([2], joins=False)[2]
     assert kept.step == 7
     assert not agent.kept
     kept.go({"RANK": "5"}, "", "/a")
@@ -88,7 +88,7 @@ def test_one_that_cannot_be_told_is_ended(agent, worker, monkeypatch):
     agent.gather({2: handler()})
     ended = []
     monkeypatch.setattr(os, "killpg", lambda pid, number: ended.append((pid, number)))
-    agent.take([2])[2].go({"OUTLAST_PAST": "x" * 300_000}, "", "")
+    agent.take([2], joins=False)[2].go({"OUTLAST_PAST": "x" * 300_000}, "", "")
     assert ended == [(os.getpid(), signal.SIGKILL)]
 
 
@@ -193,7 +193,7 @@ def test_one_that_stands_by_takes_its_place_once_it_says_so(agent, worker):
     assert os.getpid() in agent.pids
     kept_at(agent, 0, 2, any_size=True)
     assert agent.seats(3) == [0, 1, 2]
-    taken = agent.take([0, 1, 2])
+    taken = agent.take([0, 1, 2], joins=False)
     assert sorted(taken) == [0, 1, 2]
     assert (taken[1].step, agent.standing, agent.are_complete) == (None, {}, False)
 
@@ -203,7 +203,7 @@ def test_one_that_is_late_is_ended_where_its_place_is_wanted(agent, monkeypatch)
     monkeypatch.setattr(os, "killpg", lambda pid, _: ended.append(pid))
     agent.stand_by({1: handler(1, 4321)})
     kept_at(agent, 0, 2, any_size=False)
-    assert sorted(agent.take([0, 1, 2])) == [0, 2]
+    assert sorted(agent.take([0, 1, 2], joins=False)) == [0, 2]
     assert (ended, agent.standing) == ([4321], {})
 
 
@@ -213,8 +213,16 @@ def test_nobody_stands_by_where_nobody_was_kept(agent, worker, monkeypatch):
     agent.stand_by({1: handler(1)})
     worker.line.send(Prepared(any_size=True))
     eventually(agent, lambda: agent.are_complete)
-    assert agent.take([0, 1]) == {}
+    assert agent.take([0, 1], joins=False) == {}
     assert (ended, agent.standing) == ([os.getpid()], {})
+
+
+def test_one_that_stood_by_joins_workers_of_other_machines(agent, worker):
+    agent.stand_by({1: handler(1)})
+    worker.line.send(Prepared(any_size=True))
+    eventually(agent, lambda: agent.are_complete)
+    assert list(agent.take([0, 1], joins=True)) == [1]
+    assert agent.standing == {}
 
 
 def test_one_that_stood_by_and_died_is_none_that_does(agent):

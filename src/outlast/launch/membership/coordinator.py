@@ -131,6 +131,7 @@ class Coordinator:
         self._fingerprint = "" if last_go is None else fingerprint(last_go)
         self._knows: set[str] = set()  # who has its list
         self._is_closed = False
+        self._has_sessions = False  # the workers of the attempt that runs, as far as is known
         self._has_asked = held is not None  # storage for a claim
         hub.later(TICK_S, self._tick)
         hub.later(0.0, self._live)
@@ -161,11 +162,10 @@ class Coordinator:
         peer.on_message = lambda data: self._from_peer(join.node, peer, data)
         peer.on_closed = lambda why, certain: self._lost(join.node, peer, why, certain=certain)
         peer.on_hung = lambda is_hung: self._hung(join.node, peer, is_hung=is_hung)
-        rules = self.roster.asked
-        welcome = Welcome(node=self._me.node, min_nodes=rules.min_nodes, max_nodes=rules.max_nodes)
-        peer.send(encode(welcome))
+        runs = self.roster.phase is RosterPhase.RUNNING
+        peer.send(encode(self._welcome(runs=runs)))
         self._joined(join)
-        if self.roster.phase is RosterPhase.RUNNING:
+        if runs:
             self._tell([join.node], self._no_place(join.node))
         elif self._words:
             self._tell([join.node], Waits(words=self._words))
@@ -173,7 +173,12 @@ class Coordinator:
     def join_own(self, join: Join) -> None:
         """The coordinator's own machine takes part."""
         self._admitted[join.node] = _AdmittedMember(self._me, None)
+        self._deliver(self._welcome(runs=False))
         self._joined(join)
+
+    def _welcome(self, *, runs: bool) -> Welcome:
+        low, high = self.roster.asked.min_nodes, self.roster.asked.max_nodes
+        return Welcome(node=self._me.node, min_nodes=low, max_nodes=high, runs=runs)
 
     def hear(self, node: str, message: Any) -> None:
         """Act on what a machine says."""
@@ -272,6 +277,10 @@ class Coordinator:
 
     def _fix(self, machines: int) -> list[Order]:
         """The workers say whether their data are tied to the number of machines."""
+        if self.roster.phase is RosterPhase.RUNNING and not self._has_sessions:
+            self._has_sessions = True
+            for node in self._admitted.keys() - set(self.roster.members):
+                self._tell([node], self._no_place(node))
         if machines == self.roster.fixed:
             return []
         self.roster.fix(machines)
@@ -436,6 +445,7 @@ class Coordinator:
             fixed=self.roster.fixed,
             term=self._term,
         )
+        self._has_sessions = False
         short = changes(self._last_go, go)
         knows = self._knows & set(form.members) if short is not None else set()
         if short is not None:
@@ -454,7 +464,9 @@ class Coordinator:
         words = f"a place: {count} of at most {most} machines train"
         if self.roster.fixed:
             words += f", and the job's loader is tied to {most}"
-        return Waits(words=words, runs=True)
+        go = self._last_go if self._has_sessions and count < most else None
+        workers = () if go is None else tuple(one.workers for one in go.members)
+        return Waits(words=words, runs=True, workers=workers)
 
     def _end(self, over: JobEnded) -> None:
         self._over = over

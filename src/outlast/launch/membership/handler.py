@@ -59,6 +59,7 @@ from outlast.launch.membership.messages import (
     Refused,
     Remains,
     Waits,
+    Welcome,
     WorkersEnded,
 )
 from outlast.launch.membership.node import Node
@@ -97,6 +98,8 @@ class Mailbox:
         self.members: set[str] = set()  # of the last attempt
         self.words = ""
         self.runs = False  # an attempt, without this machine
+        self.workers: tuple[int, ...] = ()  # of that, where this machine is to be taken in
+        self.knows = False  # whether others train
         self.refused = ""  # why this machine may not take part
         self.rules: MembershipRules | None = None  # of the job, where they are not ours
         self.on_left_out: Callable[[Excluded], None] = lambda _: None
@@ -109,6 +112,7 @@ class Mailbox:
             match message:
                 case Go():
                     self.go, self.halt, self.words, self.runs = message, None, "", False
+                    self.workers = ()
                     here = {member.node for member in message.members}
                     # One attempt longer: who is not in this one has left, and was not lost. Who is
                     # in it has said so too soon, and says it again.
@@ -117,6 +121,7 @@ class Mailbox:
                     self.members = here
                 case Halt():
                     self.halt, self.halted, self.runs = message, message.reason, False
+                    self.workers = ()
                 case JobEnded():
                     self.over = message
                 case Departs():
@@ -125,6 +130,9 @@ class Mailbox:
                     self.departs.pop(message.node, None)
                 case Waits():
                     self.words, self.runs = message.words, message.runs
+                    self.workers, self.knows = message.workers, True
+                case Welcome():
+                    self.knows = self.knows or not message.runs
                 case Excluded():
                     self.on_left_out(message)
                 case Refused():
@@ -150,6 +158,7 @@ class Mailbox:
 
 
 SILENCE_S: Final = 3.0
+KNOWN_LOOK_S: Final = 0.2
 WORDS_S: Final = 3.0  # before it is said what is waited for
 STORE_S: Final = 60.0
 STORE_TRY: Final = timedelta(seconds=5)
@@ -308,6 +317,18 @@ class Membership(RendezvousHandler):
     def runs_elsewhere(self) -> bool:
         """Whether others train while this machine waits for a place."""
         return self._mail.runs
+
+    @property
+    def workers_elsewhere(self) -> tuple[int, ...]:
+        """How many workers each machine has of an attempt that will take this one in, if any."""
+        return self._mail.workers
+
+    def wait_until_known(self) -> None:
+        """Wait for word whether others train, unless there is no attempt to wait for."""
+        mail = self._mail
+        with mail.changed:
+            while not (mail.knows or mail.over or mail.refused or mail.failed or self.has_notice()):
+                mail.changed.wait(KNOWN_LOOK_S)
 
     def announce_keeper(self, host: str, port: int) -> None:
         """Where this machine's keeper talks to others; before ``start``."""

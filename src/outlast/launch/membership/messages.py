@@ -156,11 +156,15 @@ class Finish(ipc.Message):
 
 
 class Welcome(ipc.Message):
-    """From the coordinator: you are in; wait for Go. The job has ``min_nodes`` to ``max_nodes``."""
+    """From the coordinator: you are in; wait for Go. The job has ``min_nodes`` to ``max_nodes``.
+
+    ``runs``: others train; what that means for this machine is said next (``Waits``).
+    """
 
     node: str
     min_nodes: int
     max_nodes: int
+    runs: bool = False
 
 
 class Refused(ipc.Message):
@@ -246,10 +250,15 @@ class Superseded(ipc.Message):
 
 
 class Waits(ipc.Message):
-    """What the coordinator waits for, in words; ``runs``: others train, and that goes on."""
+    """What the coordinator waits for, in words; ``runs``: others train, and that goes on.
+
+    ``workers``: how many each of their machines has, by rank, where these have sessions and this
+    one is taken in once it is ready; empty elsewhere.
+    """
 
     words: str
     runs: bool = False
+    workers: tuple[int, ...] = ()
 
 
 Message = (

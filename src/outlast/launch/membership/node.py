@@ -344,6 +344,7 @@ class Node:
             case Welcome():
                 self._adopt(message)
                 self._follow(peer, node, address)
+                self.tell(message)
             case Refused():
                 peer.close()
                 self._is_over = True
@@ -442,7 +443,7 @@ class Node:
                 self.tell(message)
             case Readmit(host=host):
                 self.out.bring_back(host)
-            case Halt() | Waits():
+            case Halt() | Waits() | Welcome():
                 self.tell(message)
             case _:
                 logger.warning("a coordinator says %s", message.__struct_config__.tag)

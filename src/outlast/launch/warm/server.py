@@ -258,7 +258,9 @@ class EnvReads:
 
 # What a training script imports sooner or later: any optimizer imports torch._dynamo.
 STACK: Final = (
+    "encodings.idna",  # a name's look-up
     "numpy",
+    "numpy.ma",  # numpy.unique
     "torch",
     "torch._dynamo",
     "torch.distributed.checkpoint",
