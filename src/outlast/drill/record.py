@@ -108,6 +108,19 @@ class StateFound(msgspec.Struct, frozen=True, kw_only=True, tag="found"):
     unnamed: dict[str, str] = {}
 
 
+class LoopBegun(msgspec.Struct, frozen=True, kw_only=True, tag="loop"):
+    """A loop over the session's steps has ended, and another one has its first batch.
+
+    Attributes:
+        step: completed steps.
+        changed: name → digest, of what is not as that step left it: what a loader counts of its
+            epochs, a schedule that goes on between them. A checkpoint of a loop's end may have it.
+    """
+
+    step: int
+    changed: dict[str, str]
+
+
 class NotedCall(msgspec.Struct, frozen=True, kw_only=True, tag="call"):
     """The script did something that need not be the same in each run; once for each line of it.
 
@@ -183,6 +196,7 @@ Line = (
     | StateFound
     | StepRecord
     | WorkerEnded
+    | LoopBegun
     | NotedCall
     | ReachSeen
     | NotedOperations
@@ -200,6 +214,7 @@ class WorkerRecord:
     begun: WorkerBegun
     found: StateFound | None = None
     steps: list[StepRecord] = dataclasses.field(default_factory=list)
+    loops: dict[int, LoopBegun] = dataclasses.field(default_factory=dict)  # by completed steps
     ended: WorkerEnded | None = None
     trouble: str = ""
     calls: list[NotedCall] = dataclasses.field(default_factory=list)
@@ -217,6 +232,8 @@ class WorkerRecord:
                 if line.is_counted:
                     self.steps.clear()
                 self.found = line
+            case LoopBegun():
+                self.loops[line.step] = line
             case NotedCall():
                 self.calls.append(line)
             case ReachSeen():

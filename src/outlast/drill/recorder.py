@@ -52,6 +52,7 @@ from outlast.drill.proof.attendant import Attendant
 from outlast.drill.proof.conditions import Conditions
 from outlast.drill.record import (
     Line,
+    LoopBegun,
     NotedCall,
     RecorderTrouble,
     StateFound,
@@ -90,6 +91,8 @@ class Recorder:
         # As a session has it when it has resumed. Until the first batch the script may go to the
         # next epoch, and FSDP2 lay a model out whole for an evaluation.
         self._gone_on_from: dict[str, str] = {}
+        self._left: dict[str, str] | None = None  # what the last step of an ended loop left behind
+        self._newest: dict[str, str] = {}  # the same of the newest step
         self._step = 0
         self._ahead: dict[str, str] = {}  # random numbers' states
         self._losses: list[str] = []
@@ -171,6 +174,13 @@ class Recorder:
             return is_in
 
         sessions._come_in = came_in
+        leave = sessions._leave_loop
+
+        def left_loop(session: Any) -> None:
+            leave(session)
+            self._left = self._newest
+
+        sessions._leave_loop = left_loop
 
     def ended(self) -> None:
         """The script is through."""
@@ -190,6 +200,11 @@ class Recorder:
             self._ahead = self._streams()
             if not self._has_found:
                 self._find(step)
+            elif self._left is not None:
+                now, left = self._state()[0], self._left
+                changed = {name: now[name] for name in now if left.get(name) != now[name]}
+                self._write(LoopBegun(step=step, changed=changed))
+            self._left = None
         self._obey(step + 1)
 
     def completed(self, step: int, objects: Mapping[str, Any]) -> None:
@@ -283,6 +298,7 @@ class Recorder:
     def _complete(self, step: int) -> None:
         rank, world_size = _place_in_attempt()
         state, unnamed = self._state()
+        self._newest = state
         self._write(
             StepRecord(
                 step=step,

@@ -91,6 +91,15 @@ def test_a_session(floor, tmp_path):
     assert len({tuple(step.rates) for step in one.steps}) == 5
 
 
+def test_what_a_script_changes_between_two_loops(floor, tmp_path):
+    (one,) = run(floor, tmp_path, "loops").records
+    (loop,) = one.loops.values()
+    assert (loop.step, set(loop.changed)) == (8, {"schedule", "optimizer.groups"})
+    assert loop.changed["schedule"] == one.steps[8].state["schedule"]
+    assert loop.changed["schedule"] != one.steps[7].state["schedule"]
+    assert not one.trouble
+
+
 def test_each_rank_writes_its_own(floor, tmp_path):
     recorded = run(floor, tmp_path, "ranks", workers=2)
     one, other = (record.steps for record in recorded.records)
