@@ -25,7 +25,7 @@ from __future__ import annotations
 
 import contextlib
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Final, NamedTuple
 
 from outlast.drill.record import StateFound, StepRecord, WorkerRecord
@@ -164,7 +164,7 @@ class RunHistory:
         """What a process found ahead of its first step."""
         return self._of[pid].found
 
-    def behind(self, rank: int, step: int) -> list[Mapping[str, str]]:
+    def behind(self, rank: int, step: int) -> Sequence[Mapping[str, str]]:
         """What a rank had behind a step, when that ended and when the next one began, if it says.
 
         Empty where the step was not made.
@@ -243,7 +243,7 @@ def first_difference(
             for one in other.made(rank, step) if was else ():
                 found = other.found_by(one.pid)
                 begun = found if other.first_of(one.pid) is one.record else None
-                before = [] if begun is None else undisturbed.behind(rank, step - 1)
+                before = () if begun is None else undisturbed.behind(rank, step - 1)
                 differs = _differs(was[0].record, one.record, begun, before, streams[rank])
                 if differs is not None:
                     return StepDifference(step, rank, *differs)
@@ -273,7 +273,7 @@ def _differs(
     was: StepRecord,
     now: StepRecord,
     found: StateFound | None,
-    before: list[Mapping[str, str]],
+    before: Sequence[Mapping[str, str]],
     streams: set[str],
 ) -> tuple[str, list[str], tuple[str, str] | None] | None:
     if was.world_size != now.world_size:  # ranks are not the same ranks: see the module

@@ -214,7 +214,6 @@ class WorkerRecord:
     begun: WorkerBegun
     found: StateFound | None = None
     steps: list[StepRecord] = dataclasses.field(default_factory=list)
-    loops: dict[int, LoopBegun] = dataclasses.field(default_factory=dict)  # by completed steps
     ended: WorkerEnded | None = None
     trouble: str = ""
     calls: list[NotedCall] = dataclasses.field(default_factory=list)
@@ -222,6 +221,7 @@ class WorkerRecord:
     operations: list[NotedOperations] = dataclasses.field(default_factory=list)
     is_due: bool = False
     is_held: bool = False
+    loops: dict[int, LoopBegun] = dataclasses.field(default_factory=dict)  # by completed steps
 
     def take(self, line: Line) -> None:
         """Add what a line says."""
