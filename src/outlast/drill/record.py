@@ -18,10 +18,13 @@ import dataclasses
 import threading
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Final
 
 import msgspec
 
 from outlast.drill.target import RECORDS
+
+COMPILED: Final = "torch.compile"  # noted as a call
 
 
 class WorkerBegun(msgspec.Struct, frozen=True, kw_only=True, tag="begun"):
@@ -140,11 +143,13 @@ class ReachSeen(msgspec.Struct, frozen=True, kw_only=True, tag="reach"):
         step: completed steps; the next one has its batch.
         values: path → digest.
         owners: path → (path, class) of the object around it that gives its state itself.
+        librarys: path → class, of attributes of what a library's class has made.
     """
 
     step: int
     values: dict[str, str]
     owners: dict[str, list[str]]
+    librarys: dict[str, str] = {}
 
 
 class NotedOperations(msgspec.Struct, frozen=True, kw_only=True, tag="operations"):

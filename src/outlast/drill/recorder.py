@@ -51,6 +51,7 @@ from outlast.drill.digests import digest_of, number_of, unseen
 from outlast.drill.proof.attendant import Attendant
 from outlast.drill.proof.conditions import Conditions
 from outlast.drill.record import (
+    COMPILED,
     Line,
     LoopBegun,
     NotedCall,
@@ -296,6 +297,8 @@ class Recorder:
         )
 
     def _complete(self, step: int) -> None:
+        if _has_compiled():
+            self.note(COMPILED, "")
         rank, world_size = _place_in_attempt()
         state, unnamed = self._state()
         self._newest = state
@@ -495,6 +498,12 @@ def _unwrapped(module: torch.nn.Module) -> torch.nn.Module:
 def _in_backward() -> bool:
     """Whether this thread is in a backward pass: what is called then was called before."""
     return bool(torch._C._current_graph_task_id() != -1)
+
+
+def _has_compiled() -> bool:
+    """Whether a function of the script runs as ``torch.compile`` has made it."""
+    dynamo = sys.modules.get("torch._dynamo.utils")
+    return dynamo is not None and bool(dynamo.counters["frames"]["ok"])
 
 
 def _is_captured() -> bool:

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from outlast.drill.record import WorkerRecords
+from outlast.drill.record import COMPILED, WorkerRecords
 
 SCRIPT = Path(__file__).with_name("recorded.py")
 
@@ -55,6 +55,8 @@ def test_unchanged_scripts(floor, tmp_path, kind, num_steps, each):
         all_of(recorded.steps, "inputs") == all_of(recorded.steps, "losses") == ([each] * num_steps)
     )
     assert not recorded.records[0].trouble
+    is_compiled = any(call.what == COMPILED for call in recorded.records[0].calls)
+    assert is_compiled == kind.startswith("compiled")
     weights = [one for one in recorded.steps[0].state if one.endswith("weight")]
     assert weights
     assert all(len({step.state[name] for step in recorded.steps}) > 1 for name in weights)
