@@ -503,7 +503,7 @@ def _in_backward() -> bool:
 def _has_compiled() -> bool:
     """Whether a function of the script runs as ``torch.compile`` has made it."""
     dynamo = sys.modules.get("torch._dynamo.utils")
-    return dynamo is not None and bool(dynamo.counters["frames"]["ok"])
+    return dynamo is not None and bool(dynamo.counters.get("stats", {}).get("unique_graphs"))
 
 
 def _is_captured() -> bool:
