@@ -10,6 +10,9 @@ run in all that was recorded. What differs is told in the order in which a step 
 batch, the random numbers and the state that it begins with, the learning rates, its losses, and
 what it leaves behind. So the first thing that differs is the one nearest to the cause.
 
+What a resume begins with is compared with what the step before left, and where a loop begins there
+with what that began with, name by name: a checkpoint of a loop's end has what was counted there.
+
 Random numbers that no step draws make no difference. Those of a stream that the script has not
 seeded begin elsewhere in each run: the proof of a resume says so; the drill leaves them out, and
 where they are used, the losses tell.
@@ -22,7 +25,7 @@ from __future__ import annotations
 
 import contextlib
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Final, NamedTuple
 
 from outlast.drill.record import StateFound, StepRecord, WorkerRecord
@@ -161,6 +164,18 @@ class RunHistory:
         """What a process found ahead of its first step."""
         return self._of[pid].found
 
+    def behind(self, rank: int, step: int) -> Sequence[Mapping[str, str]]:
+        """What a rank had behind a step, when that ended and when the next one began, if it says.
+
+        Empty where the step was not made.
+        """
+        if not step:
+            found = self.found(rank)
+            return [] if found is None else [found.state]
+        made = self.made(rank, step)[:1]
+        loops = [self._of[one.pid].loops.get(one.record.step) for one in made]
+        return [one.record.state for one in made] + [one.changed for one in loops if one]
+
     def began_at(self, pid: int) -> int | None:
         """Completed steps of the job that a process began behind; None for nobody knows."""
         found, shift = self._of[pid].found, self._shifts[pid]
@@ -228,7 +243,7 @@ def first_difference(
             for one in other.made(rank, step) if was else ():
                 found = other.found_by(one.pid)
                 begun = found if other.first_of(one.pid) is one.record else None
-                before = _before(undisturbed, rank, step) if begun is not None else None
+                before = () if begun is None else undisturbed.behind(rank, step - 1)
                 differs = _differs(was[0].record, one.record, begun, before, streams[rank])
                 if differs is not None:
                     return StepDifference(step, rank, *differs)
@@ -254,27 +269,23 @@ def _seeded(undisturbed: RunHistory, other: RunHistory, rank: int) -> set[str]:
     return {name for name in one.random if one.random[name] == another.random.get(name)}
 
 
-def _before(undisturbed: RunHistory, rank: int, step: int) -> Mapping[str, str] | None:
-    if step == 1:
-        found = undisturbed.found(rank)
-        return found.state if found is not None else None
-    made = undisturbed.made(rank, step - 1)
-    return made[0].record.state if made else None
-
-
 def _differs(
     was: StepRecord,
     now: StepRecord,
     found: StateFound | None,
-    before: Mapping[str, str] | None,
+    before: Sequence[Mapping[str, str]],
     streams: set[str],
 ) -> tuple[str, list[str], tuple[str, str] | None] | None:
     if was.world_size != now.world_size:  # ranks are not the same ranks: see the module
         names = [n for n in was.state if was.state[n] != now.state.get(n, was.state[n])]
         return (STATE, names, None) if names else None
     for part, field in _RECORDED:
-        if part == RATE and found is not None and before is not None:
-            names = [n for n in found.state if n in before and found.state[n] != before[n]]
+        if part == RATE and found is not None and before:
+            names = [
+                name
+                for name, digest in found.state.items()
+                if name in before[0] and all(one.get(name) != digest for one in before)
+            ]
             if names:
                 return BEFORE, names, None
         one, other = getattr(was, field), getattr(now, field)

@@ -37,6 +37,7 @@ TRAINED_S: Final = 8.0
 STUCK_S: Final = 120.0  # without a step, in a run that nothing disturbs
 FURTHER_S: Final = 2.0  # the undisturbed run, so that what is behind a late drain is compared, too
 RECOVERY_S: Final = 180.0  # for a disturbed one, besides what the undisturbed one took
+COMMIT_POLL_S: Final = 0.02
 TAIL_LINES: Final = 6
 LINE_MAX: Final = 400
 FIRST_STEP_S: Final = 600.0  # libraries are loaded, models compiled, data sets read
@@ -127,6 +128,7 @@ class Drill:
         self._setup = setup
         self._listener = listener
         self._num_runs, self._run = 0, 0
+        self._saves_early = False  # undisturbed it has a checkpoint ahead of the faults' moments
 
     def conduct(self, plan: Callable[[Bounds, Target], Sequence[PlannedFault]]) -> DrillResult:
         """Run it all.
@@ -175,7 +177,9 @@ class Drill:
         commits: Sequence[int],
         reached: int,
     ) -> Sequence[PlannedFault]:
-        first = min((step for step in commits if step < reached * 0.6), default=reached // 4) + 1
+        early = [step for step in commits if step < reached * 0.6]
+        first = min(early, default=reached // 4) + 1
+        self._saves_early = bool(early)
         bounds = Bounds(
             num_ranks=max(one.world_size for record in undisturbed.records for one in record.steps),
             num_machines=self._setup.machines,
@@ -215,7 +219,8 @@ class Drill:
             if why_not := fault.why_not(job):
                 return Grade(fault=fault.name, why_not=why_not)
             since_s = time.monotonic()
-            with _Striker(planned, job, self._listener) as striker:
+            striker = _Striker(planned, job, self._listener, waits_for_commit=self._saves_early)
+            with striker:
                 job.start()
                 limit_s = RECOVERY_S + 2 * undisturbed.seconds
                 end = self._to_the_end(job, label, since_s, limit_s, steps=reached, striker=striker)
@@ -318,12 +323,27 @@ def _refuse_failed(end: RunEnd, steps: int) -> None:
 class _Striker:
     """Waits for one fault's moment, in a thread; a context manager.
 
+    Args:
+        planned: the fault.
+        job: the run.
+        listener: is told.
+        waits_for_commit: whether it strikes once something is committed: a checkpoint may come
+            later than in the undisturbed run, and a restart without one proves no resume.
+
     Attributes:
         struck: what it did; None before.
         is_over: whether it has struck and was healed, or never will strike.
     """
 
-    def __init__(self, planned: PlannedFault, job: Rehearsal, listener: DrillListener) -> None:
+    def __init__(
+        self,
+        planned: PlannedFault,
+        job: Rehearsal,
+        listener: DrillListener,
+        *,
+        waits_for_commit: bool,
+    ) -> None:
+        self._waits_for_commit = waits_for_commit
         self.struck: Struck | None = None
         self.is_over = self._is_healed = False
         self._planned, self._job, self._listener = planned, job, listener
@@ -376,6 +396,9 @@ class _Striker:
     def _strike(self) -> None:
         job = self._job
         try:
+            while self._waits_for_commit and not self._has_commit():
+                if self._ends.wait(COMMIT_POLL_S) or job.is_over():
+                    return
             struck = self._planned.strike(_Ending(job, self._ends))
             if struck is None:
                 return
@@ -388,6 +411,9 @@ class _Striker:
             self._is_healed = True  # the job may end from here on, also short of the drill's steps
         finally:
             self.is_over = True
+
+    def _has_commit(self) -> bool:
+        return any(event.event == "commit" for event in self._job.events())
 
     def _is_noticed(self) -> bool:
         """Whether there is nothing to wait for: what strikes for good has been answered.

@@ -4,9 +4,10 @@ A grade says what was measured, and then line by line whether what is promised o
 Times and steps come from what the workers recorded and from the ledger; checkpoints are read by
 ``outlast checkpoints verify``, every byte of them, once the job has ended.
 
-Guarantees: a promise that could not be looked at (nothing was recorded, the fault never struck)
-does not hold. A script without a session is graded by what it can get: its end, and its state; what
-it made again is told and held against nobody.
+Guarantees: a promise that could not be looked at (nothing was recorded, the fault never struck,
+nothing was saved to resume from) does not hold; where nothing else is wrong the grade is open. A
+script without a session is graded by what it can get: its end, and its state; what it made again is
+told and held against nobody.
 
 What can go wrong: a script that differs from itself, run twice without a fault, differs here too;
 the drill looks for that before it calls anything a fault of the resume.
@@ -79,10 +80,17 @@ class VerifiedBytes(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Check(msgspec.Struct, frozen=True, kw_only=True):
-    """One promise, and whether it held."""
+    """One promise, and whether it held.
+
+    Attributes:
+        holds: whether it did.
+        what: that was looked at, or found.
+        is_open: whether that it does not hold says only that it could not be seen.
+    """
 
     holds: bool
     what: str
+    is_open: bool = False
 
 
 class Grade(msgspec.Struct, frozen=True, kw_only=True):
@@ -131,6 +139,11 @@ class Grade(msgspec.Struct, frozen=True, kw_only=True):
         """Whether everything that was promised held; a fault that could not be tried broke none."""
         return bool(self.why_not) or (bool(self.held) and all(one.holds for one in self.held))
 
+    @property
+    def is_open(self) -> bool:
+        """Whether no promise was broken, and some could not be looked at: nothing is proven."""
+        return not self.holds and all(one.holds or one.is_open for one in self.held)
+
 
 def grade(
     fault: str,
@@ -158,7 +171,8 @@ def grade(
     compared = max(steps, min(before.reached(), after.reached()))
     difference = first_difference(before, after, compared)
     if struck is None:
-        nothing = Check(holds=False, what="the fault never struck: the job ended before")
+        what = "the fault never struck: the job ended before"
+        nothing = Check(holds=False, what=what, is_open=True)
         return Grade(
             fault=fault,
             held=[nothing],
@@ -226,15 +240,25 @@ def _held(
 
 
 def _unseen(run: RunEnd, struck: Struck, compared: int) -> list[Check]:
-    """What cannot hold: a resume of which no step was compared has shown nothing."""
-    behind = [one.steps for one in run.records if one.begun.t > struck.t and one.steps]
-    if not behind or any(steps[0].step <= compared for steps in behind):
+    """What a restart has not shown: it resumed from nothing, or no step of it was compared."""
+    behind = [one for one in run.records if one.begun.t > struck.t and one.steps]
+    if not behind:
         return []
-    first = min(steps[0].step for steps in behind)
+    saved = any(e.event == "commit" and e.t <= struck.t for e in run.events)
+    begun = [one.found.step for one in behind if one.found is not None]
+    if struck.last_step and not saved and not any(begun):
+        what = (
+            f"nothing was saved yet in step {struck.last_step + 1}: it began again at step 0, "
+            "which proves no resume: more --steps, or save more often"
+        )
+        return [Check(holds=False, what=what, is_open=True)]
+    first = min(one.steps[0].step for one in behind)
+    if first <= compared:
+        return []
     what = (
         f"it went on with step {first}, and the undisturbed run ended with {compared}: more --steps"
     )
-    return [Check(holds=False, what=what)]
+    return [Check(holds=False, what=what, is_open=True)]
 
 
 def _most_lost(promise: Promise, struck: Struck, run: RunEnd) -> int:

@@ -18,10 +18,13 @@ import dataclasses
 import threading
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Final
 
 import msgspec
 
 from outlast.drill.target import RECORDS
+
+COMPILED: Final = "torch.compile"  # noted as a call
 
 
 class WorkerBegun(msgspec.Struct, frozen=True, kw_only=True, tag="begun"):
@@ -108,6 +111,19 @@ class StateFound(msgspec.Struct, frozen=True, kw_only=True, tag="found"):
     unnamed: dict[str, str] = {}
 
 
+class LoopBegun(msgspec.Struct, frozen=True, kw_only=True, tag="loop"):
+    """A loop over the session's steps has ended, and another one has its first batch.
+
+    Attributes:
+        step: completed steps.
+        changed: name → digest, of what is not as that step left it: what a loader counts of its
+            epochs, a schedule that goes on between them. A checkpoint of a loop's end may have it.
+    """
+
+    step: int
+    changed: dict[str, str]
+
+
 class NotedCall(msgspec.Struct, frozen=True, kw_only=True, tag="call"):
     """The script did something that need not be the same in each run; once for each line of it.
 
@@ -127,11 +143,13 @@ class ReachSeen(msgspec.Struct, frozen=True, kw_only=True, tag="reach"):
         step: completed steps; the next one has its batch.
         values: path → digest.
         owners: path → (path, class) of the object around it that gives its state itself.
+        librarys: path → class, of attributes of what a library's class has made.
     """
 
     step: int
     values: dict[str, str]
     owners: dict[str, list[str]]
+    librarys: dict[str, str] = {}
 
 
 class NotedOperations(msgspec.Struct, frozen=True, kw_only=True, tag="operations"):
@@ -183,6 +201,7 @@ Line = (
     | StateFound
     | StepRecord
     | WorkerEnded
+    | LoopBegun
     | NotedCall
     | ReachSeen
     | NotedOperations
@@ -207,6 +226,7 @@ class WorkerRecord:
     operations: list[NotedOperations] = dataclasses.field(default_factory=list)
     is_due: bool = False
     is_held: bool = False
+    loops: dict[int, LoopBegun] = dataclasses.field(default_factory=dict)  # by completed steps
 
     def take(self, line: Line) -> None:
         """Add what a line says."""
@@ -217,6 +237,8 @@ class WorkerRecord:
                 if line.is_counted:
                     self.steps.clear()
                 self.found = line
+            case LoopBegun():
+                self.loops[line.step] = line
             case NotedCall():
                 self.calls.append(line)
             case ReachSeen():

@@ -51,7 +51,9 @@ from outlast.drill.digests import digest_of, number_of, unseen
 from outlast.drill.proof.attendant import Attendant
 from outlast.drill.proof.conditions import Conditions
 from outlast.drill.record import (
+    COMPILED,
     Line,
+    LoopBegun,
     NotedCall,
     RecorderTrouble,
     StateFound,
@@ -90,6 +92,8 @@ class Recorder:
         # As a session has it when it has resumed. Until the first batch the script may go to the
         # next epoch, and FSDP2 lay a model out whole for an evaluation.
         self._gone_on_from: dict[str, str] = {}
+        self._left: dict[str, str] | None = None  # what the last step of an ended loop left behind
+        self._newest: dict[str, str] = {}  # the same of the newest step
         self._step = 0
         self._ahead: dict[str, str] = {}  # random numbers' states
         self._losses: list[str] = []
@@ -171,6 +175,13 @@ class Recorder:
             return is_in
 
         sessions._come_in = came_in
+        leave = sessions._leave_loop
+
+        def left_loop(session: Any) -> None:
+            leave(session)
+            self._left = self._newest
+
+        sessions._leave_loop = left_loop
 
     def ended(self) -> None:
         """The script is through."""
@@ -190,6 +201,11 @@ class Recorder:
             self._ahead = self._streams()
             if not self._has_found:
                 self._find(step)
+            elif self._left is not None:
+                now, left = self._state()[0], self._left
+                changed = {name: now[name] for name in now if left.get(name) != now[name]}
+                self._write(LoopBegun(step=step, changed=changed))
+            self._left = None
         self._obey(step + 1)
 
     def completed(self, step: int, objects: Mapping[str, Any]) -> None:
@@ -281,8 +297,11 @@ class Recorder:
         )
 
     def _complete(self, step: int) -> None:
+        if _has_compiled():
+            self.note(COMPILED, "")
         rank, world_size = _place_in_attempt()
         state, unnamed = self._state()
+        self._newest = state
         self._write(
             StepRecord(
                 step=step,
@@ -479,6 +498,12 @@ def _unwrapped(module: torch.nn.Module) -> torch.nn.Module:
 def _in_backward() -> bool:
     """Whether this thread is in a backward pass: what is called then was called before."""
     return bool(torch._C._current_graph_task_id() != -1)
+
+
+def _has_compiled() -> bool:
+    """Whether a function of the script runs as ``torch.compile`` has made it."""
+    dynamo = sys.modules.get("torch._dynamo.utils")
+    return dynamo is not None and bool(dynamo.counters.get("stats", {}).get("unique_graphs"))
 
 
 def _is_captured() -> bool:

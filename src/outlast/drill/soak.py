@@ -31,7 +31,7 @@ from outlast.drill.course import DrillListener, DrillSetup
 from outlast.drill.faults.catalogue import FAULTS, Bounds, planned
 from outlast.drill.faults.fault import FOR_GOOD, Fault, Missed, Struck, is_answered
 from outlast.drill.grade import Check, audited, verify
-from outlast.drill.record import StateFound, StepRecord, WorkerRecord
+from outlast.drill.record import LoopBegun, StateFound, StepRecord, WorkerRecord
 from outlast.drill.rehearsal import Rehearsal
 from outlast.drill.workplace import empty_place
 from outlast.errors import ConfigError
@@ -362,7 +362,8 @@ def consistent(records: Sequence[WorkerRecord]) -> Iterator[Check]:
     what = f"every step from 1 to {history.reached()} was made"
     yield Check(holds=not missing, what=f"never made: steps {missing[:5]}" if missing else what)
     resumes = [record.found for record in records if record.found is not None]
-    bad = [found.step for found in resumes if not _was_recorded(found, states)]
+    loops = [loop for record in records for loop in record.loops.values()]
+    bad = [found.step for found in resumes if not _was_recorded(found, states, loops)]
     went_on = sum(found.step > 0 for found in resumes)
     what = f"{went_on} workers went on from the state that was recorded behind its step"
     yield Check(holds=not bad, what=f"another state found at steps {bad[:5]}" if bad else what)
@@ -372,8 +373,18 @@ def _made_by_any(history: RunHistory, step: int) -> bool:
     return any(history.made(rank, step) for rank in history.ranks)
 
 
-def _was_recorded(found: StateFound, states: Mapping[tuple[int, int], StepRecord]) -> bool:
+def _was_recorded(
+    found: StateFound,
+    states: Mapping[tuple[int, int], StepRecord],
+    loops: Sequence[LoopBegun],
+) -> bool:
     recorded = [one.state for (_, step), one in states.items() if step == found.step]
     if not recorded:
         return True  # killed behind the step, ahead of its line
-    return any(agrees(found.state, state) for state in recorded)
+    begun = [one.changed for one in loops if one.step == found.step]
+    as_begun = [
+        state | {name: digest for name, digest in one.items() if found.state.get(name) == digest}
+        for state in recorded
+        for one in begun
+    ]
+    return any(agrees(found.state, state) for state in [*recorded, *as_begun])

@@ -42,6 +42,7 @@ FILES_MAX: Final = 20_000
 _LEFT_OUT: Final = frozenset(
     {".git", ".hg", ".venv", "venv", "__pycache__", "node_modules", ".mypy_cache", ".ruff_cache"}
 )
+_OTHER: Final = "give another with --dir"
 _JOB: Final = "job.json"  # what a job's directory has
 _APART: Final = ("dir", "resume", "health.notify", "notice.")  # not taken over into a drill
 
@@ -85,6 +86,28 @@ def script_of(words: Sequence[str]) -> JobScript:
     return JobScript(name=words[0], arguments=tuple(words[1:]), is_module=is_module)
 
 
+def part_of(root: Path, name: str) -> Path:
+    """The part of a directory of drills that one command has: none empties another's.
+
+    Raises:
+        ConfigError: the directory holds something else, or cannot be written.
+    """
+    _refuse_others(root)
+    try:
+        root.mkdir(parents=True, exist_ok=True)
+        (root / MARK).touch()
+    except OSError as error:
+        raise ConfigError(f"{root} cannot be written: {error.strerror}; {_OTHER}") from None
+    return root / name
+
+
+def _refuse_others(root: Path) -> None:
+    if root.exists() and not root.is_dir():
+        raise ConfigError(f"{root} is a file; {_OTHER}")
+    if root.exists() and any(root.iterdir()) and not (root / MARK).exists():
+        raise ConfigError(f"{root} is not empty and no drill made it; {_OTHER}")
+
+
 @contextlib.contextmanager
 def empty_place(root: Path) -> Iterator[None]:
     """Make a directory for a drill's runs, or empty one that an earlier drill has made.
@@ -95,21 +118,17 @@ def empty_place(root: Path) -> Iterator[None]:
     Raises:
         ConfigError: it holds something else, is another drill's now, or cannot be written.
     """
-    other = "give another with --dir"
-    if root.exists() and not root.is_dir():
-        raise ConfigError(f"{root} is a file; {other}")
-    if root.exists() and any(root.iterdir()) and not (root / MARK).exists():
-        raise ConfigError(f"{root} is not empty and no drill made it; {other}")
+    _refuse_others(root)
     try:
         root.mkdir(parents=True, exist_ok=True)
         mark = (root / MARK).open("w")
     except OSError as error:
-        raise ConfigError(f"{root} cannot be written: {error.strerror}; {other}") from None
+        raise ConfigError(f"{root} cannot be written: {error.strerror}; {_OTHER}") from None
     with mark:
         try:
             fcntl.flock(mark, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            words = f"another drill is at work in {root}; wait for its end, or {other}"
+            words = f"another drill is at work in {root}; wait for its end, or {_OTHER}"
             raise ConfigError(words) from None
         unmount_below(root)
         try:
@@ -118,7 +137,7 @@ def empty_place(root: Path) -> Iterator[None]:
                 if path.name != MARK:
                     shutil.rmtree(path) if path.is_dir() else path.unlink()
         except OSError as error:
-            words = f"{root} cannot be emptied: {error.filename}: {error.strerror}; {other}"
+            words = f"{root} cannot be emptied: {error.filename}: {error.strerror}; {_OTHER}"
             raise ConfigError(words) from None
         yield
 

@@ -39,6 +39,7 @@ class PreparedLoader:
         self._loader, self._rank, self._world_size = loader, rank, world_size
         self._place: dict[str, Any] = {}
         self._ahead: Any = _END
+        self._epoch = 0  # of the newest iteration
         self._resumed: Feed | None = None
 
     @property  # type: ignore[misc]
@@ -63,7 +64,8 @@ class PreparedLoader:
         loader.begin()
         try:
             if feed is None:
-                loader.set_epoch(loader.iteration)
+                self._epoch = loader.iteration
+                loader.set_epoch(self._epoch)
                 feed = self._open()
                 for _ in range(loader.skip_batches + 1):
                     self._load(feed)
@@ -80,7 +82,9 @@ class PreparedLoader:
         finally:
             if feed is not None:
                 feed.close()
-        loader.iteration += 1
+        # Not one more than it is: what was saved behind an epoch's end has counted it already, and
+        # the resumed loop comes to that end once more.
+        loader.iteration = self._epoch + 1
         loader.end()
 
     def _open(self) -> Feed:
@@ -92,7 +96,7 @@ class PreparedLoader:
 
     def _load(self, feed: Feed) -> None:
         self._place = {
-            "epoch": self._loader.iteration,
+            "epoch": self._epoch,
             "feed": feed.state(),
             "random": random_state.capture(cuda=False),
         }
@@ -108,8 +112,10 @@ class PreparedLoader:
         Raises:
             ConfigError: the DataLoader inside does not fit.
         """
-        self._loader.set_epoch(int(state["epoch"]))
+        self._epoch, counted = int(state["epoch"]), self._loader.iteration
+        self._loader.set_epoch(self._epoch)
         feed = self._open()
+        self._loader.iteration = counted  # the accelerator's state says how many have ended
         with random_state.preserved():
             feed.restore(state["feed"])
             random_state.restore(state["random"])

@@ -91,6 +91,7 @@ rollback, and of a machine that left.
 
 from __future__ import annotations
 
+import re
 from typing import Any, Final, Literal, get_args
 
 import msgspec
@@ -170,6 +171,7 @@ class Event(msgspec.Struct, frozen=True, kw_only=True, gc=False):  # plain data:
         return self.fields.get(name, default)
 
 
+_EXCEPTION: Final = re.compile(r"[\w.]+(Error|Exception|Interrupt|Warning)\b")
 HEAD: Final = ("t", "mono", "job", "attempt", "node", "rank", "event")
 
 
@@ -228,6 +230,21 @@ def wrong(event: Event) -> str:
     ranks = [str(rank) for rank in _listed(event.get("ranks"))]
     where = f" on rank{'s' * (len(ranks) > 1)} {', '.join(ranks)}" if ranks else ""
     return f"the {event.get('what')} of step {event.get('step')} {how}{before}{where}"
+
+
+def raised(error: str) -> str:
+    """What a process ended with, in one line: an exception's type and its whole message.
+
+    Args:
+        error: the exception in words, or a traceback that ends with it; no line of it is indented
+            but those of frames, and of a message that goes on.
+    """
+    lines = error.strip().splitlines() or [""]
+    if lines[0].startswith("Traceback"):
+        named = [at for at, line in enumerate(lines) if _EXCEPTION.match(line)]
+        behind_frames = [at for at in named if at == 1 or lines[at - 1][:1].isspace()]
+        lines = lines[behind_frames[-1] if behind_frames else -1 :]
+    return " ".join(" ".join(lines).split())
 
 
 def _listed(value: object) -> list[object]:

@@ -33,7 +33,7 @@ import msgspec
 
 from outlast import units
 from outlast.errors import Exit
-from outlast.ledger.events import Event, back, left, wrong
+from outlast.ledger.events import Event, back, left, raised, wrong
 from outlast.ledger.goodput import in_order, number, whole
 from outlast.ledger.past import Failures
 from outlast.policy.failures import title_of
@@ -426,8 +426,8 @@ def _cause(event: Event) -> tuple[str, str]:
         by = signal.Signals(by).name if by in signal.valid_signals() else f"signal {by}"
     if by:
         return (f"was killed by {by}", f"were killed by {by}")
-    if isinstance(error, str) and error.strip():  # a traceback ends with what was raised
-        return (f"failed ({error.strip().splitlines()[-1].strip()[:_LONGEST_ERROR]})",) * 2
+    if isinstance(error, str) and error.strip():
+        return (f"failed ({raised(error)[:_LONGEST_ERROR].strip()})",) * 2
     if isinstance(exit_code, int):
         return (f"left with exit code {exit_code}",) * 2
     return _LOST

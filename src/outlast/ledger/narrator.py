@@ -19,7 +19,7 @@ from types import TracebackType
 from typing import Final, NoReturn, TextIO
 
 from outlast.errors import Exit, OutlastError, exit_code_of
-from outlast.ledger.events import Event, back, left, wrong
+from outlast.ledger.events import Event, back, left, raised, wrong
 from outlast.ledger.file import Follower
 from outlast.ledger.incidents import sentence as slow_sentence
 from outlast.policy.failures import Remedy, title_of
@@ -31,6 +31,7 @@ SAID_S: Final = 0.05  # shorter waits are not worth a word
 ANSWER_S: Final = 2.0  # what is done about a loss comes with the agent's next look, or not at all
 BEGINNING_S: Final = 60.0  # workers import, and read a checkpoint
 RANKS_MAX: Final = 8  # named in one line
+_ERROR_MAX: Final = 300
 
 
 class Narrator:
@@ -314,7 +315,7 @@ def _how(event: Event) -> tuple[str, str]:
     """After which step a worker was lost, and how."""
     how = event.get("error") or f"exit code {event.get('exit_code')}"
     step = event.get("step")
-    return "" if step is None else f" after step {step}", str(how).splitlines()[-1]
+    return "" if step is None else f" after step {step}", raised(str(how))[:_ERROR_MAX]
 
 
 def _lost_alike(ranks: list[int | None], after: str, how: str) -> str:

@@ -489,6 +489,12 @@ class Roster:
         waits = self.phase in (RosterPhase.STOPPING, RosterPhase.GATHERING)
         return waits and bool(self.members) and not self._has_majority(self._left)
 
+    @property
+    def lacks_machines(self) -> bool:
+        """Whether nothing runs or forms, and fewer are here than an attempt takes."""
+        waits = self.phase in (RosterPhase.STOPPING, RosterPhase.GATHERING)
+        return waits and bool(self.members) and self._num_able < self.rules.min_nodes
+
     # --- who is where --------------------------------------------------------------------------
 
     def _rank(self, node: str) -> tuple[bool, int, int]:

@@ -142,6 +142,24 @@ def session():
     return model
 
 
+def loops():
+    """Two loops over a session's steps; the schedule goes on between them."""
+    import outlast
+
+    model = Model()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    schedule = torch.optim.lr_scheduler.LinearLR(optimizer, 0.1, total_iters=4)
+    with outlast.session(model=model, optimizer=optimizer, schedule=schedule) as steps:
+        for _ in steps.epochs(2):
+            for x, y in steps.steps(list(batches())):
+                loss = nn.functional.mse_loss(model(x), y)
+                optimizer.zero_grad()
+                loss.backward()
+                optimizer.step()
+            schedule.step()
+    return model
+
+
 def ranks():
     dist.init_process_group("gloo")
     model = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 1))

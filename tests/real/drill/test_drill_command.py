@@ -114,7 +114,7 @@ def of_run(run):
 @pytest.mark.parametrize("number", some([signal.SIGTERM, signal.SIGKILL], 1))
 def test_a_drill_that_is_ended_leaves_no_job_behind(place, number):
     running = subprocess.Popen(command("kill-worker"), cwd=place, stdout=subprocess.DEVNULL)
-    records = place / "outlast-drill" / "undisturbed" / "records"
+    records = place / "outlast-drill" / "faults" / "undisturbed" / "records"
     while not (records.is_dir() and any(records.iterdir())):
         assert running.poll() is None
         time.sleep(0.05)

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from outlast.drill.record import WorkerRecords
+from outlast.drill.record import COMPILED, WorkerRecords
 
 SCRIPT = Path(__file__).with_name("recorded.py")
 
@@ -55,6 +55,8 @@ def test_unchanged_scripts(floor, tmp_path, kind, num_steps, each):
         all_of(recorded.steps, "inputs") == all_of(recorded.steps, "losses") == ([each] * num_steps)
     )
     assert not recorded.records[0].trouble
+    is_compiled = any(call.what == COMPILED for call in recorded.records[0].calls)
+    assert is_compiled == kind.startswith("compiled")
     weights = [one for one in recorded.steps[0].state if one.endswith("weight")]
     assert weights
     assert all(len({step.state[name] for step in recorded.steps}) > 1 for name in weights)
@@ -89,6 +91,15 @@ def test_a_session(floor, tmp_path):
     assert {"model.first.weight", "model.norm.running_mean", "schedule"} <= one.found.state.keys()
     assert "optimizer.model.first.weight.exp_avg" in one.steps[0].state
     assert len({tuple(step.rates) for step in one.steps}) == 5
+
+
+def test_what_a_script_changes_between_two_loops(floor, tmp_path):
+    (one,) = run(floor, tmp_path, "loops").records
+    (loop,) = one.loops.values()
+    assert (loop.step, set(loop.changed)) == (8, {"schedule", "optimizer.groups"})
+    assert loop.changed["schedule"] == one.steps[8].state["schedule"]
+    assert loop.changed["schedule"] != one.steps[7].state["schedule"]
+    assert not one.trouble
 
 
 def test_each_rank_writes_its_own(floor, tmp_path):

@@ -2,6 +2,9 @@
 
 import json
 import shutil
+import signal
+import subprocess
+import sys
 from pathlib import Path
 from typing import NamedTuple
 
@@ -41,6 +44,7 @@ PLANTED = [
     Planted("replay_buffer", "unprotected variable", "replay = ", "replay"),
     Planted("accumulation", "enumerate", "enumerate(session.steps(", "start=session.step"),
     Planted("drawing_data_set", "loader workers", "DataLoader(", "index"),
+    Planted("dropout_that_grows", "unprotected attribute", "model[1].p += 0.01", "session.step"),
     Planted("data_set_with_a_place", "unprotected attribute", "self.given = 0", "index"),
 ]
 
@@ -103,6 +107,24 @@ def test_a_script_that_fails_undisturbed_is_answered_in_json_too(floor, tmp_path
     assert found["verdict"].startswith("the script made no step that could be seen (exit ")
     (line,) = started.err.splitlines()
     assert found["verdict"] in line
+
+
+@pytest.mark.parametrize("number", some([signal.SIGINT, signal.SIGTERM], 1))
+def test_whoever_ends_the_search_is_told_what_was_tried_and_what_was_not(tmp_path, number):
+    shutil.copy(HERE / "planted" / "clock.py", tmp_path / "clock.py")
+    command = (sys.executable, "-u", "-m", "outlast", "drill", "resume", "--", "clock.py")
+    with subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, text=True) as running:
+        said = []
+        for line in running.stdout:
+            said.append(line)
+            if line.startswith("  try:"):
+                running.send_signal(number)
+                break
+        said += running.stdout.readlines()
+    assert running.returncode == 1, said
+    assert any("no cause was found; tried: " in line for line in said), said
+    assert any("the same with more time: not tried yet are " in line for line in said), said
+    assert any(line.startswith("not proved: two undisturbed runs") for line in said)
 
 
 def test_an_unchanged_script_is_told_what_it_can_get(floor, tmp_path):

@@ -62,7 +62,7 @@ def main():
             loss.backward()
             optimizer.step()
             session.log(loss=loss)
-            time.sleep(0.1 * rank)
+            time.sleep(0.25 * rank)
     dist.barrier()
     dist.destroy_process_group()
 

@@ -4,9 +4,19 @@ import pytest
 
 from outlast.drill.compare import RunHistory, StepDifference, first_difference
 from outlast.drill.proof import conditions as of
-from outlast.drill.proof.causes import still_in_order, suspect_kernel, suspects
+from outlast.drill.proof.causes import (
+    TRIED_WORDS,
+    TriedChange,
+    cause_of,
+    next_try,
+    still_in_order,
+    suspect_kernel,
+    suspects,
+)
 from outlast.drill.proof.script_lines import ScriptLines
 from outlast.drill.record import (
+    COMPILED,
+    NotedCall,
     NotedOperations,
     ReachSeen,
     StateFound,
@@ -171,3 +181,25 @@ def test_a_step_that_is_never_made_again_is_a_difference():
     differs = compared(UNDISTURBED[2:4], found_at(2))
     assert (differs.step, differs.part) == (5, "end")
     assert "never made it" in differs.words
+
+
+def test_where_no_cause_was_found_the_next_thing_to_try_is_said():
+    first = StepDifference(7, 0, "loss", [])
+    assert "without torch.compile" in next_try(first, [], is_compiled=True)
+    tried = [TriedChange(what=TRIED_WORDS[one], helped=False) for one in still_in_order(first)]
+    said = next_try(first, tried[:-2], is_compiled=False)
+    assert said.endswith(f"not tried yet are {tried[-2].what}, {tried[-1].what}")
+    assert "--steps 7" in next_try(first, tried, is_compiled=False)
+
+
+def test_an_operation_inside_of_a_compiled_function_has_no_name():
+    calls = [NotedCall(what=COMPILED, where="")]
+    lines = ScriptLines(JobScript(name="nowhere.py"))
+    assert "inside of what torch.compile has made" in cause_of(of.DETERMINISTIC, calls, lines).what
+    named = [*calls, NotedCall(what="kernel index_add", where="t.py:3")]
+    cause = cause_of(of.DETERMINISTIC, named, lines)
+    assert (cause.what, cause.where) == (
+        "an operation adds in another order each time: index_add",
+        "t.py:3",
+    )
+    assert "the clock" in cause_of(of.CLOCK, calls, lines).what, "a compiled function is no clock"

@@ -4,6 +4,7 @@ import pytest
 from drill_records import found, run, step, worker
 
 from outlast.drill.compare import RunHistory, first_difference, samples
+from outlast.drill.record import LoopBegun
 
 STEPS = 6
 
@@ -76,6 +77,27 @@ def test_of_a_step_made_twice_the_last_time_counts():
     late = worker(0, [step(2, inputs=["another"], t=9.0)], pid=9)
     assert samples(*beside([*run(STEPS), odd]), STEPS).lost == 0
     assert samples(*beside([*run(STEPS), late]), STEPS).lost == 1
+
+
+@pytest.mark.parametrize(
+    ("state", "names"),
+    [
+        ({"model.weight": "w3", "counts": "epoch 0"}, None),  # as the step left it
+        ({"model.weight": "w3", "counts": "epoch 1"}, None),  # as the next loop began
+        ({"model.weight": "w3", "counts": "epoch 2"}, ["counts"]),
+        ({"model.weight": "w2", "counts": "epoch 1"}, ["model.weight"]),
+    ],
+)
+def test_a_resume_begins_with_what_stood_at_the_loops_end_or_behind_it(state, names):
+    undisturbed = run(STEPS)
+    left = {"model.weight": "w3", "optimizer.exp_avg": "m3", "counts": "epoch 0"}
+    undisturbed[0].steps[2] = step(3, state=left)
+    undisturbed[0].take(LoopBegun(step=3, changed={"counts": "epoch 1"}))
+    again = worker(0, [step(4)], attempt=2, t=9.0, at=found(3, state=state))
+    before = RunHistory(undisturbed)
+    differs = first_difference(before, RunHistory([again], before), STEPS)
+    assert (differs and differs.names) == names
+    assert differs is None or (differs.step, differs.part) == (4, "state before")
 
 
 def test_how_far_all_ranks_came():

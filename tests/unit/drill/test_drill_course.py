@@ -82,7 +82,8 @@ def test_a_job_is_held_open_until_the_fault_is_healed_and_no_longer():
     job = SimpleNamespace(
         completed=lambda: 7, step_s=lambda: 0.0, is_over=lambda: False, machines=[], stop=list
     )
-    with _Striker(PlannedFault(When(1), fault), job, DrillListener()) as striker:
+    planned = PlannedFault(When(1), fault)
+    with _Striker(planned, job, DrillListener(), waits_for_commit=False) as striker:
         while striker.struck is None:
             assert not striker.is_over
         assert striker.holds()
@@ -91,3 +92,28 @@ def test_a_job_is_held_open_until_the_fault_is_healed_and_no_longer():
             pass
         assert not striker.holds(), "a script that ends short of the last step has ended"
     assert fault.num_healed
+
+
+@pytest.mark.parametrize("events", [["snapshot", "commit"], ["snapshot"]])
+def test_a_fault_waits_for_a_checkpoint_that_comes_late(events):
+    fault, seen = Momentary(), []
+    fault.goes_on.set()
+
+    def looked():
+        seen.append(SimpleNamespace(event=events[min(len(seen), len(events) - 1)]))
+        return seen
+
+    job = SimpleNamespace(
+        completed=lambda: 7,
+        step_s=lambda: 0.0,
+        is_over=lambda: len(seen) > 3,
+        machines=[],
+        stop=list,
+        events=looked,
+    )
+    planned = PlannedFault(When(1), fault)
+    with _Striker(planned, job, DrillListener(), waits_for_commit=True) as striker:
+        while not striker.is_over:
+            pass
+    assert (striker.struck is not None) == ("commit" in events)
+    assert len(seen) > 1, "it looked until there was one, or the job was over"

@@ -184,6 +184,22 @@ def test_a_resume_of_which_nothing_was_compared_has_shown_nothing():
     assert graded(drained_late(STEPS + 5), further=STEPS + 2, exact=False).holds
 
 
+def test_a_restart_from_nothing_proves_no_resume():
+    early = [one for one in EVENTS if one.event != "commit"]
+    found = graded(killed(1), early)
+    (said,) = broken(found)
+    assert said.startswith("nothing was saved yet in step 7: it began again at step 0")
+    assert found.is_open
+    assert not found.holds
+    late = [*early, event("commit", STRUCK_T + 0.1, step=6)]
+    assert graded(killed(1), late).is_open
+    assert not graded(killed(1)).is_open, "there was a checkpoint, and more was lost than since it"
+    assert not graded(killed(5), early).is_open, "it had a snapshot to go on from"
+    odd = killed(1)
+    odd[-1].steps[-1] = step(STEPS, 1, t=20.0, state={"model.weight": "other"})
+    assert not graded(odd, early).is_open, "something else is wrong, too"
+
+
 def test_data_that_is_lost():
     records = killed()
     records[-1].steps[-1] = step(STEPS, 1, t=20.0, inputs=["batch 1.1"])

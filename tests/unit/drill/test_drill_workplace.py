@@ -5,7 +5,13 @@ import shutil
 import pytest
 
 from outlast.drill import workplace
-from outlast.drill.workplace import MARK, copy_tree, empty_place, linked_directories
+from outlast.drill.workplace import (
+    MARK,
+    copy_tree,
+    empty_place,
+    linked_directories,
+    part_of,
+)
 from outlast.errors import ConfigError
 
 MOST = 12
@@ -88,6 +94,21 @@ def test_a_place_is_one_drills_until_it_ends(tmp_path):
         assert (root / "run").exists()
     with empty_place(root):
         assert [path.name for path in root.iterdir()] == [MARK]
+
+
+def test_no_command_empties_anothers_part(source, tmp_path):
+    root = source / "outlast-drill"
+    for name in ("faults", "resume", "faults"):
+        with empty_place(part_of(root, name)) as _:
+            (root / name / "run").mkdir()
+    assert (root / "resume" / "run").exists()
+    copied(source, tmp_path / "copy")
+    assert not (tmp_path / "copy" / root.name).exists()
+    (tmp_path / "thesis.tex").write_text("years of work")
+    for other, words in ((tmp_path, "no drill made it"), (tmp_path / "thesis.tex", "is a file")):
+        with pytest.raises(ConfigError, match=words):
+            part_of(other, "faults")
+    assert sorted(path.name for path in tmp_path.glob("*")) == ["copy", "source", "thesis.tex"]
 
 
 def test_what_is_no_drills_stays(tmp_path):

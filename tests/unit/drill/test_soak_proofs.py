@@ -3,6 +3,7 @@
 import pytest
 from drill_records import found, run, step, worker
 
+from outlast.drill.record import LoopBegun
 from outlast.drill.soak import Footprint, consistent, flat
 
 STEPS = 6
@@ -42,6 +43,14 @@ def test_a_step_that_nobody_made():
 def test_a_worker_that_went_on_from_another_state():
     odd = found(3, state={"model.weight": "nobody's"})
     assert holds([*run(STEPS), again(4, at=odd)])[2] is False
+
+
+def test_a_worker_that_went_on_from_a_loops_end():
+    records = run(STEPS)
+    records[0].take(LoopBegun(step=3, changed={"model.weight": "between"}))
+    at = found(3, state={"model.weight": "between"})
+    assert holds([*records, again(4, at=at)])[2] is True
+    assert holds([*records, again(5, at=found(4, state=at.state))])[2] is False
 
 
 def footprints(memory):

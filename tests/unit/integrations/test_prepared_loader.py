@@ -69,20 +69,27 @@ class Loops:
         feed.max_epochs = feed.epoch + 1
         return feed
 
-    def run(self, num=None):
+    def run(self, num=None, *, to_its_end=False):
+        """With ``to_its_end`` the epoch that batch ``num`` ends has ended when it stops."""
         found = []
         for epoch in range(self.first, EPOCHS):
             self.feed = self.feed or self._open()
             for batch in self.feed:
                 found.append(seen(self.accelerator, batch))
-                if len(found) == num:
-                    random = random_state.capture()
-                    counts = _AcceleratorCounts(self.accelerator).state_dict()
-                    self.state = epoch, self.feed.state(), counts, random
+                if len(found) == num and not to_its_end:
+                    self._stop(epoch)
                     return found
+            if len(found) == num:
+                self._stop(epoch)
+                return found
             self.feed.close()
             self.feed = None
         return found
+
+    def _stop(self, epoch):
+        random = random_state.capture()
+        counts = _AcceleratorCounts(self.accelerator).state_dict()
+        self.state = epoch, self.feed.state(), counts, random
 
 
 KINDS = {
@@ -105,6 +112,19 @@ def test_from_each_place_it_goes_on_as_it_would_have(kind, num):
     first = Loops(**KINDS[kind])
     assert first.run(num) == wanted[:num]
     assert Loops(first.state, seed=9, **KINDS[kind]).run() == wanted[num:]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_an_epoch_that_had_ended_is_counted_once(kind):
+    num = 12  # of the second epoch's last batch
+    wanted = own_run(**KINDS[kind])
+    first = Loops(**KINDS[kind])
+    assert first.run(num, to_its_end=True) == wanted[:num]
+    counted = first.loader.iteration
+    resumed = Loops(first.state, seed=9, **KINDS[kind])
+    assert resumed.loader.iteration == counted == 2
+    assert resumed.run() == wanted[num:]
+    assert resumed.loader.iteration == EPOCHS
 
 
 def test_a_loader_is_adapted_once():

@@ -7,7 +7,7 @@ import time
 import pytest
 
 from outlast.ledger import narrator as room
-from outlast.ledger.events import EVENT_NAMES, Event
+from outlast.ledger.events import EVENT_NAMES, Event, raised
 from outlast.ledger.file import Ledger
 from outlast.ledger.narrator import Narrator, log_time, say, sentence
 
@@ -275,3 +275,24 @@ def test_what_comes_between_keeps_its_place():
         "machine b takes part again",
         f"restarting {ANSWER}",
     ]
+
+
+FRAMES = 'Traceback (most recent call last):\n  File "t.py", line 6, in <module>\n    f()\n'
+
+
+@pytest.mark.parametrize(
+    ("error", "words"),
+    [
+        ("ValueError: bad batch:\n  of (4, 2)\n  in place of (8, 2)", None),
+        (FRAMES + "ValueError: bad batch:\n  of (4, 2)\n  in place of (8, 2)\n", None),
+        (FRAMES + "KeyError: 3\n\nDuring it:\n\n" + FRAMES + "ValueError: bad", "ValueError: bad"),
+        (FRAMES + "mine.Odd: why", "mine.Odd: why"),
+        ("\n", ""),
+    ],
+)
+def test_what_was_raised_keeps_its_type(error, words):
+    words = "ValueError: bad batch: of (4, 2) in place of (8, 2)" if words is None else words
+    assert raised(error) == words
+    said = sentence(event("worker_lost", rank=0, exit_code=1, step=5, error=error))
+    assert said.endswith(f"after step 5: {words}")
+    assert len(said.splitlines()) == 1

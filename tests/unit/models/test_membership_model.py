@@ -1,5 +1,6 @@
 """Membership on a network and a storage that fail in every way, against a simple model."""
 
+import pytest
 from hypothesis import settings
 from membership_machine import Memberships
 
@@ -7,3 +8,19 @@ from thorough import examples
 
 Memberships.TestCase.settings = settings(examples(3000), stateful_step_count=30, print_blob=True)
 TestMemberships = Memberships.TestCase
+
+
+@pytest.mark.parametrize("count", [3, 4])
+@pytest.mark.parametrize("side", ["a", "ab"])
+def test_where_all_machines_are_needed_they_come_together_again(count, side):
+    """The first coordinator is on the smaller side, and no attempt forms on the larger one."""
+    model = Memberships()
+    try:
+        model.begins(seed=0, count=count, least=count)
+        model.splits(side=set(side), storage="")
+        model.time_goes_by(seconds=8.0)
+        assert not model.trains()
+        model.all_trouble_heals()
+        model.holds()
+    finally:
+        model.teardown()

@@ -96,6 +96,19 @@ def test_a_majority_is_lacked_only_while_nothing_forms_or_runs():
     assert not roster.lacks_majority
 
 
+def test_a_majority_lacks_machines_only_while_nothing_forms_or_runs():
+    roster = roster_of("abc", min_nodes=3)
+    assert not roster.lacks_machines
+    roster.lost("c", 110.0, "was lost", certain=False)
+    all_ready(roster, "ab", 110.1)
+    assert roster.lacks_machines
+    assert not roster.lacks_majority
+    roster.joined("c", 111.0)
+    assert not roster.lacks_machines
+    assert roster.claimed(formed(roster.ready("c", 111.1)), 111.2)
+    assert not roster.lacks_machines
+
+
 def test_whoever_said_that_it_leaves_does_not_count():
     roster = roster_of("ab")
     roster.leaving("b", 110.0)

@@ -24,7 +24,10 @@ _COMMANDS: Final = {
 
 
 DIRECTORY: Final = click.option(
-    "--dir", "directory", default="outlast-drill", help="Where the runs go."
+    "--dir",
+    "directory",
+    default="outlast-drill",
+    help="Where the runs go, each command's in a part of its own.",
 )
 
 

@@ -27,7 +27,7 @@ from outlast.drill.faults.catalogue import FAULTS, Bounds, draw, planned
 from outlast.drill.grade import Grade
 from outlast.drill.network import NetworkError, unusable
 from outlast.drill.target import Target
-from outlast.drill.workplace import script_of
+from outlast.drill.workplace import part_of, script_of
 from outlast.errors import ConfigError, nearest
 from outlast.ledger.narrator import place
 from outlast.report.text import Paper
@@ -108,7 +108,7 @@ def command(
     settings = config.load({})
     setup = DrillSetup(
         script=script,
-        root=Path(directory),
+        root=part_of(Path(directory), "faults" if soak is None else "soak"),
         steps=steps,
         workers=workers,
         machines=machines,
@@ -210,13 +210,16 @@ def _conclude(console: Paper, result: DrillResult, seed: int) -> None:
             f"[yellow]The script differs from itself[/], undisturbed, {result.differs_itself}: no "
             "resume can be shown to be exact."
         )
-    bad = [one for one in result.grades if not one.holds]
+    bad = [one for one in result.grades if not one.holds and not one.is_open]
+    unproven = [one for one in result.grades if one.is_open]
     tried = [one for one in result.grades if not one.why_not]
-    verdict = (
-        f"[green]everything promised held[/], in {units.count(len(tried), 'fault')}"
-        if not bad
-        else f"[red]{len(bad)} of {units.count(len(tried), 'fault')} broke a promise[/]"
-    )
+    of = units.count(len(tried), "fault")
+    verdict = f"[green]everything promised held[/], in {of}"
+    if bad:
+        verdict = f"[red]{len(bad)} of {of} broke a promise[/]"
+    if unproven:
+        verdict = f"{verdict}, " if bad else ""
+        verdict += f"[yellow]{len(unproven)} of {of} proved nothing[/]"
     where = place(Path(result.directory))
     console.print(
         f"{verdict} · each run to step {result.steps:,} · "
@@ -227,6 +230,8 @@ def _conclude(console: Paper, result: DrillResult, seed: int) -> None:
         console.print("Next: outlast drill resume -- …, which looks for the cause")
     elif bad:
         console.print(f"Next: outlast report {place(Path(bad[0].directory) / 'job')}")
+    elif unproven:
+        console.print(f"Next: the same with --steps {2 * result.steps}")
     else:
         console.print("Next: the same with --random 20 --seed 1, or --machines 3")
 
@@ -235,6 +240,8 @@ def _row(one: Grade) -> list[Text | str]:
     if one.why_not:
         return [one.fault, Text("–", style="yellow"), *[""] * 5, Text(one.why_not, style="yellow")]
     holds = Text("yes", style="green") if one.holds else Text("NO", style="red")
+    if one.is_open:
+        holds = Text("open", style="yellow")
     seen = one.samples
     data = ""
     if seen is not None and seen.is_known:
@@ -261,7 +268,7 @@ def _cost(one: Grade) -> str:
 def _plain(result: DrillResult) -> dict[str, Any]:
     found: dict[str, Any] = msgspec.to_builtins(result)
     for grade, one in zip(result.grades, found["grades"], strict=True):
-        one["holds"] = grade.holds
+        one |= {"holds": grade.holds, "is_open": grade.is_open}
         if grade.samples is not None:
             one["samples"] = grade.samples._asdict()
     return found
@@ -294,7 +301,8 @@ def _write_junit(path: Path, result: DrillResult) -> None:
             failure = ET.SubElement(case, "failure", message="; ".join(broken))
             failure.text = f"{one.what}\n{one.directory}"
         ET.SubElement(case, "system-out").text = "\n".join(
-            f"{'holds' if each.holds else 'BROKEN'}: {each.what}" for each in one.held
+            f"{'holds' if each.holds else 'OPEN' if each.is_open else 'BROKEN'}: {each.what}"
+            for each in one.held
         )
     try:
         ET.ElementTree(suite).write(path, encoding="unicode", xml_declaration=True)

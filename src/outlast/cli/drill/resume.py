@@ -21,7 +21,7 @@ from outlast.drill.proof.exactness import (
     StopTried,
 )
 from outlast.drill.proof.runs import ScriptFailed
-from outlast.drill.workplace import empty_place, script_of
+from outlast.drill.workplace import empty_place, part_of, script_of
 from outlast.ledger.narrator import place
 from outlast.report.text import Paper
 
@@ -52,7 +52,7 @@ def command(
     """
     wanted = script_of(script)
     settings = config.load()
-    root = Path(directory)
+    root = Path(directory) / "resume"
     console = Paper(quiet=as_json, highlight=False, soft_wrap=True)
     with contextlib.ExitStack() as held:
         screen = held.enter_context(ResumeScreen(console))
@@ -65,7 +65,7 @@ def command(
             at=at,
             listener=screen,
         )
-        held.enter_context(empty_place(root))
+        held.enter_context(empty_place(part_of(root.parent, root.name)))
         screen.introduce(" ".join(wanted.words), steps, workers)
         screen.tell_linked(root)
         try:
@@ -97,6 +97,7 @@ def _report(console: Paper, proof: ResumeProof) -> None:
     if not proof.is_proved and not proof.causes:
         tried = ", ".join(one.what for one in proof.tried) or "nothing"
         console.print(Text(f"  no cause was found; tried: {tried}"))
+        console.print(Text(f"  try: {proof.next_try}"))
     colour = "green" if proof.is_proved else "red"
     console.print(Text(proof.verdict, style=colour))
     console.print(f"{units.seconds(proof.seconds)} · {proof.directory}")

@@ -102,7 +102,10 @@ def _line(grade: Grade) -> Text:
     if grade.why_not:
         return Text(f"    {grade.fault}: not here: {grade.why_not}", style="yellow")
     line = Text("    ")
-    line.append("✔ " if grade.holds else "✖ ", style="green" if grade.holds else "red")
+    mark, style = ("✔ ", "green") if grade.holds else ("? ", "yellow")
+    if not grade.holds and not grade.is_open:
+        mark, style = "✖ ", "red"
+    line.append(mark, style=style)
     parts = []
     if grade.found_after_s is not None:
         parts.append(f"found after {units.seconds(grade.found_after_s)}")
@@ -113,5 +116,6 @@ def _line(grade: Grade) -> Text:
     line.append(f"{grade.fault}: {' · '.join(parts) or 'nothing came of it'}")
     for one in grade.held:
         if not one.holds:
-            line.append(f"\n      does not hold: {one.what}", style="red")
+            words, style = ("not proven", "yellow") if one.is_open else ("does not hold", "red")
+            line.append(f"\n      {words}: {one.what}", style=style)
     return line

@@ -32,7 +32,15 @@ from outlast.checkpoint.catalog import find_saves
 from outlast.drill.faults import ordered, storage
 from outlast.drill.faults.cables import BadCable
 from outlast.drill.faults.damage import TENSORS, FileDamage, Harm
-from outlast.drill.faults.fault import FOR_GOOD, Fault, Missed, Struck
+from outlast.drill.faults.fault import (
+    FOR_GOOD,
+    Fault,
+    Missed,
+    Struck,
+    count_of,
+    seconds_of,
+    share_of,
+)
 from outlast.drill.faults.processes import Kill, Stop, Victim
 from outlast.drill.faults.storage import FullStorage, ReadOnlyStorage, first_place
 from outlast.drill.faults.tidings import AwsNotice, ClockJump, SigtermNotice
@@ -104,9 +112,10 @@ def at(*, step: int = 0, fraction: float = 0.5, seconds: float = 0.0) -> Aim:
     Raises:
         ValueError: there is no such moment.
     """
-    if step < 0 or seconds < 0 or not 0 <= fraction <= 1:
-        raise ValueError(f"step {step}, fraction {fraction}, seconds {seconds}: no such moment")
-    return Aim(When(step, fraction, seconds))
+    when = When(
+        count_of("step", step), share_of("fraction", fraction), seconds_of("seconds", seconds)
+    )
+    return Aim(when)
 
 
 def during(what: Literal["save"], *, after: int = 0) -> Aim:
@@ -117,11 +126,11 @@ def during(what: Literal["save"], *, after: int = 0) -> Aim:
         after: the first one that begins after this step.
 
     Raises:
-        ValueError: it is something else.
+        ValueError: it is something else, or there is no such step.
     """
     if what != "save":
         raise ValueError(f"{what!r} is no moment; there is: save")
-    return Aim(When(after, in_save=True))
+    return Aim(When(count_of("step", after), in_save=True))
 
 
 class PlannedFault:
@@ -186,9 +195,9 @@ class Aim:
         """
         if (rank is None) == (machine is None):
             raise ValueError("give a rank or a machine, and not both")
-        if (rank if rank is not None else machine or 0) < 0:
-            raise ValueError(f"rank {rank}, machine {machine}: they are counted from 0")
-        return type(self)(self._when, rank, machine)
+        if rank is not None:
+            return type(self)(self._when, rank=count_of("rank", rank))
+        return type(self)(self._when, machine=count_of("machine", machine or 0))
 
     # --- processes ---------------------------------------------------------------------------
 
@@ -237,48 +246,49 @@ class Aim:
 
     def slow_storage(self, seconds: float = 0.05, for_s: float = 10.0) -> PlannedFault:
         """Each writing call of the keepers takes longer."""
-        return PlannedFault(self._when, storage.slow_storage(seconds, for_s))
+        return self._of_the_job(storage.slow_storage(seconds, for_s))
 
     def break_storage(self, for_s: float = 5.0) -> PlannedFault:
         """What keepers write fails with EIO."""
-        return PlannedFault(self._when, storage.broken_storage(for_s))
+        return self._of_the_job(storage.broken_storage(for_s))
 
     def fill_storage(self, for_s: float = 5.0) -> PlannedFault:
         """The job's file system is full."""
-        return PlannedFault(self._when, FullStorage(for_s))
+        return self._of_the_job(FullStorage(for_s))
 
     def read_only_storage(self, for_s: float = 5.0) -> PlannedFault:
         """The directory of checkpoints is read-only."""
-        return PlannedFault(self._when, ReadOnlyStorage(for_s))
+        return self._of_the_job(ReadOnlyStorage(for_s))
 
     def flip_bit(self, files: str = TENSORS, place: float = 0.5, age: int = 0) -> PlannedFault:
         """A bit of a checkpoint is flipped, and the job has to read it."""
-        return PlannedFault(self._when, FileDamage(Harm.FLIP, files, place, age=age))
+        return self._of_the_job(FileDamage(Harm.FLIP, files, place, age=age))
 
     def truncate(self, files: str = TENSORS, place: float = 0.5, age: int = 0) -> PlannedFault:
         """A file of a checkpoint is cut off, and the job has to read it."""
-        return PlannedFault(self._when, FileDamage(Harm.TRUNCATE, files, place, age=age))
+        return self._of_the_job(FileDamage(Harm.TRUNCATE, files, place, age=age))
 
     def delete(self, files: str = TENSORS, place: float = 0.5, age: int = 0) -> PlannedFault:
         """A file of a checkpoint is deleted, and the job has to do without."""
-        return PlannedFault(self._when, FileDamage(Harm.DELETE, files, place, age=age))
+        return self._of_the_job(FileDamage(Harm.DELETE, files, place, age=age))
 
     # --- machines ----------------------------------------------------------------------------
 
     def cable(self, name: str, value: float = 0.0, for_s: float = 5.0) -> PlannedFault:
         """Something is wrong with the machine's network, such as "cut-network"."""
-        return self._placed(BadCable(name, self._machine or 0, value, for_s))
+        return self._placed(BadCable(name, self._of_machine(), value, for_s))
 
     def notice(self, lead_s: float = 120.0) -> PlannedFault:
         """EC2 says that the machine will go."""
-        return self._placed(AwsNotice(self._machine or 0, lead_s))
+        return self._placed(AwsNotice(self._of_machine(), lead_s))
 
     def sigterm(self, lead_s: float = 30.0) -> PlannedFault:
         """A scheduler says so."""
-        return self._placed(SigtermNotice(self._machine or 0, lead_s))
+        return self._placed(SigtermNotice(self._of_machine(), lead_s))
 
     def jump_clock(self, by_s: float, for_s: float = FOR_GOOD) -> PlannedFault:
         """The wall clock jumps: of the machine that it is aimed at, else of all."""
+        self._of_machine()
         place = "all machines" if self._machine is None else f"machine {self._machine}"
         return PlannedFault(self._when, ClockJump(by_s, self._machine, for_s), place)
 
@@ -286,6 +296,16 @@ class Aim:
         if self._machine is not None:
             raise ValueError("this happens to a worker: aim at a rank")
         return self._rank or 0
+
+    def _of_machine(self) -> int:
+        if self._rank is not None:
+            raise ValueError("this happens to a machine: aim at one, .on(machine=0)")
+        return self._machine or 0
+
+    def _of_the_job(self, fault: Fault) -> PlannedFault:
+        if self._rank is not None or self._machine is not None:
+            raise ValueError(f"{fault.name} happens to the whole job: leave .on(…) out")
+        return PlannedFault(self._when, fault)
 
     def _victim(self, name: str) -> Victim:
         if not name:
@@ -297,11 +317,13 @@ class Aim:
             raise ValueError(f"{name!r} cannot be killed; there are: {there}") from None
 
     def _number(self, victim: Victim) -> int:
-        return self._worker() if victim is Victim.WORKER else self._machine or 0
+        if victim in (Victim.WORKERS, Victim.LEADER):
+            return 0
+        return self._worker() if victim is Victim.WORKER else self._of_machine()
 
     def _of(self, fault: Fault, victim: Victim) -> PlannedFault:
         if victim in (Victim.WORKERS, Victim.LEADER):
-            return PlannedFault(self._when, fault)
+            return self._of_the_job(fault)
         return self._ranked(fault) if victim is Victim.WORKER else self._placed(fault)
 
     def _ranked(self, fault: Fault) -> PlannedFault:

@@ -19,9 +19,12 @@ from outlast.drill.faults.fault import (
     Plain,
     Promise,
     Struck,
+    count_of,
     machine,
     no_machine,
+    seconds_of,
     struck,
+    within,
 )
 from outlast.drill.network import (
     BlackHole,
@@ -44,6 +47,9 @@ class _CableFault(NamedTuple):
     done: str
     promise: Promise
     make: Callable[[network.Machine, float], NetworkFault]
+    least: float = 0.0  # of the value
+    most: float = 0.0  # 0 where a value means nothing
+    unit: str = ""
 
 
 KINDS: Final = {
@@ -70,18 +76,21 @@ KINDS: Final = {
         "{value:g} % of the packets of machine {name} are lost",
         _SLOW,
         lambda cable, value: PacketLoss(cable, round(value)),
+        *(1, 99, "percent"),
     ),
     "delay-network": _CableFault(
         "the packets of a machine are late (how much: seconds; needs a kernel with netem)",
         "the packets of machine {name} are {value:g} s late",
         _SLOW,
         Delay,
+        *(0.001, 60, "seconds"),
     ),
     "throttle-network": _CableFault(
         "the cable of a machine carries little (how much: Mbit/s)",
         "the cable of machine {name} carries {value:g} Mbit/s",
         _SLOW,
         Throttle,
+        *(0.01, 100_000, "Mbit/s"),
     ),
 }
 
@@ -97,9 +106,14 @@ class BadCable(Plain):
     """
 
     def __init__(self, name: str, number: int = 0, value: float = 0.0, for_s: float = 5.0) -> None:
+        if name not in KINDS:
+            raise ValueError(f"{name!r} is nothing that a cable has; there are: {', '.join(KINDS)}")
         self._kind = KINDS[name]
         self.name, self.what, self.promise = name, self._kind.what, self._kind.promise
-        self.number, self.value, self.lasts_s = number, value, for_s
+        self.number, self.lasts_s = count_of("machine", number), seconds_of("for_s", for_s)
+        self.value = value
+        if self._kind.most:
+            within(f"{name} of value", value, self._kind.least, self._kind.most, self._kind.unit)
         self._acts: NetworkFault | None = None
 
     def why_not(self, target: Target) -> str:
@@ -123,6 +137,7 @@ class BadCable(Plain):
         except NetworkError as error:
             self.heal(target)
             raise Missed(str(error)) from None
+        done.last_step = target.completed()  # the programs that do it take longer than a step
         return done
 
     def heal(self, target: Target) -> None:

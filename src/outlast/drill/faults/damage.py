@@ -20,7 +20,17 @@ from typing import Final
 
 from outlast.checkpoint.catalog import find_saves
 from outlast.checkpoint.manifest import MANIFEST, SaveName
-from outlast.drill.faults.fault import KILLED, MayLose, Missed, Plain, Promise, Struck, struck
+from outlast.drill.faults.fault import (
+    KILLED,
+    MayLose,
+    Missed,
+    Plain,
+    Promise,
+    Struck,
+    count_of,
+    share_of,
+    struck,
+)
 from outlast.drill.faults.processes import BACK_S, signal_all, start_again
 from outlast.drill.faults.storage import first_place
 from outlast.drill.target import Target
@@ -69,7 +79,10 @@ class FileDamage(Plain):
         every: bool = False,
         tiers: Sequence[str] = (),
     ) -> None:
-        self.harm, self.files, self.place, self.age, self.every = harm, files, place, age, every
+        if not isinstance(files, str) or not files or "/" in files:
+            raise ValueError(f"files={files!r} names none; give a pattern, such as {TENSORS!r}")
+        self.harm, self.files, self.every = harm, files, every
+        self.place, self.age = share_of("place", place), count_of("age", age)
         self.tiers = tiers
         self.name, words = HARMS[harm]
         self.what = f"{words} a file of the newest checkpoint, which the job then has to read"

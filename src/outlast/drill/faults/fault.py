@@ -17,6 +17,8 @@ control group, a firewall) is gone after ``heal`` and ``release``.
 from __future__ import annotations
 
 import enum
+import math
+import numbers
 import signal
 import time
 from typing import Final, Protocol
@@ -229,3 +231,62 @@ def worker(target: Target, rank: int) -> int:
     if pid is None:
         raise Missed(f"rank {rank} has no worker now")
     return pid
+
+
+# --- what a fault is given ------------------------------------------------------------------------
+
+
+def seconds_of(what: str, value: float, *, above: bool = False, for_good: bool = False) -> float:
+    """A time that a fault was given, checked.
+
+    Args:
+        what: the argument's name.
+        value: its value.
+        above: whether 0 is no time for it.
+        for_good: whether it may last until the job has acted.
+
+    Raises:
+        ValueError: it is no such time.
+    """
+    may_be = for_good and value == FOR_GOOD
+    is_time = _is_number(value) and (math.isfinite(value) or may_be)
+    if is_time and (value > 0 if above else value >= 0):
+        return float(value)
+    least = "more than 0" if above else "0 or more"
+    good = ", or FOR_GOOD" if for_good else ""
+    raise ValueError(f"{what}={value!r} is no time: give seconds, {least}{good}")
+
+
+def count_of(what: str, value: int) -> int:
+    """A number from 0 that a fault was given (of a rank, a machine, a step), checked.
+
+    Raises:
+        ValueError: it is none.
+    """
+    if _is_number(value) and isinstance(value, numbers.Integral) and value >= 0:
+        return int(value)
+    raise ValueError(f"{what}={value!r} is no number: {what}s are counted from 0")
+
+
+def share_of(what: str, value: float) -> float:
+    """A fraction that a fault was given, checked.
+
+    Raises:
+        ValueError: it is none.
+    """
+    return within(what, value, 0, 1, "as a fraction")
+
+
+def within(what: str, value: float, least: float, most: float, unit: str) -> float:
+    """A value between two others that a fault was given, checked.
+
+    Raises:
+        ValueError: it is not between them.
+    """
+    if _is_number(value) and least <= value <= most:
+        return float(value)
+    raise ValueError(f"{what}={value!r}: give {least:g} to {most:g}, {unit}")
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, numbers.Real) and not isinstance(value, bool)

@@ -20,6 +20,8 @@ from outlast.drill.faults.fault import (
     Plain,
     Promise,
     Struck,
+    count_of,
+    seconds_of,
     struck,
     worker,
 )
@@ -61,7 +63,7 @@ class Ordered(Plain):
         lasts_s: float = FOR_GOOD,
     ) -> None:
         self.name, self.what, self.promise, self.lasts_s = name, what, promise, lasts_s
-        self.rank, self.kind, self.value = rank, kind, value
+        self.rank, self.kind, self.value = count_of("rank", rank), kind, value
         self._done, self._event = done, event
         self._ends = False
 
@@ -121,7 +123,7 @@ class NanInBatch(Ordered):
 def hold_gil(rank: int, seconds: float) -> Ordered:
     """The interpreter's lock is held."""
     return Ordered(
-        *("hold-gil", "hold_gil", rank, seconds),
+        *("hold-gil", "hold_gil", rank, seconds_of("seconds", seconds, above=True)),
         what="the interpreter's lock of one rank is held, as by a C extension that never lets go",
         done="rank {rank} holds its interpreter's lock for {value} s, ahead of step {step}",
         event="hang",
@@ -141,12 +143,12 @@ def skip_collective(rank: int) -> Ordered:
 def slow_rank(rank: int, seconds: float, for_s: float = FOR_GOOD) -> Ordered:
     """One rank is slow."""
     return Ordered(
-        *("slow-rank", "slow", rank, seconds),
+        *("slow-rank", "slow", rank, seconds_of("seconds", seconds, above=True)),
         what="each step of one rank takes longer",
         done="each step of rank {rank} takes {value} s longer, from step {step} on",
         event="straggler",
         promise=Promise(restarts=0, must_notice=False),
-        lasts_s=for_s,
+        lasts_s=seconds_of("for_s", for_s, for_good=True),
     )
 
 

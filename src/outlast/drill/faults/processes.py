@@ -26,8 +26,10 @@ from outlast.drill.faults.fault import (
     Plain,
     Promise,
     Struck,
+    count_of,
     machine,
     no_machine,
+    seconds_of,
     struck,
     worker,
 )
@@ -84,7 +86,7 @@ class _OfProcesses(Plain):
 
     def __init__(self, victim: Victim, number: int = 0) -> None:
         self.victim = victim
-        self.number = number
+        self.number = count_of("rank" if victim is Victim.WORKER else "machine", number)
 
     def why_not(self, target: Target) -> str:
         """A machine must be one of the job's."""
@@ -131,7 +133,7 @@ class Kill(_OfProcesses):
         self.what = f"SIGKILL for {WORDS[victim]}"
         self.promise = KILLED_PROMISES[victim]
         if self.promise.is_started_again:
-            self.lasts_s = back_s
+            self.lasts_s = seconds_of("back_s", back_s)
 
     def inject(self, target: Target) -> Struck:
         """Send it; of a machine, until nothing of it is left."""
@@ -168,7 +170,7 @@ class Stop(_OfProcesses):
         super().__init__(victim, number)
         self.name = f"stop-{victim.value}"
         self.what = f"SIGSTOP for {WORDS[victim]}; it goes on later"
-        self.lasts_s = for_s
+        self.lasts_s = seconds_of("for_s", for_s, for_good=True)
         self._stopped: list[tuple[int, str]] = []
         hangs = victim in (Victim.WORKER, Victim.WORKERS)
         moves = victim in (Victim.MACHINE, Victim.LEADER)

@@ -27,7 +27,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Final
 
-from outlast.drill.faults.fault import Missed, Plain, Promise, Struck, struck
+from outlast.drill.faults.fault import Missed, Plain, Promise, Struck, seconds_of, struck
 from outlast.drill.target import Target
 
 WRITES: Final = "pwrite64,ftruncate,fsync,mkdir,link,rename"
@@ -68,7 +68,7 @@ class TracedStorage(Plain):
         event: str,
         lasts_s: float,
     ) -> None:
-        self.name, self.what, self.lasts_s = name, what, lasts_s
+        self.name, self.what, self.lasts_s = name, what, seconds_of("for_s", lasts_s)
         self._options = ("-e", f"trace={calls}", "-e", f"inject={calls}:{injected}")
         self._done, self._event = done, event
         if not event:
@@ -150,6 +150,7 @@ def _said(fd: int) -> bytes:
 
 def slow_storage(seconds: float, for_s: float) -> TracedStorage:
     """Each writing call of a keeper takes ``seconds`` more."""
+    seconds = seconds_of("seconds", seconds, above=True)
     return TracedStorage(
         *("slow-storage", f"delay_enter={int(seconds * 1e6)}", WRITES),
         what="each write, sync and rename of checkpoints takes longer",
@@ -187,7 +188,7 @@ class FullStorage(Plain):
     promise = Promise(restarts=0, must_notice=False, note=_UNHURT.note)
 
     def __init__(self, for_s: float = 5.0) -> None:
-        self.lasts_s = for_s
+        self.lasts_s = seconds_of("for_s", for_s)
         self._is_mine = self._is_full = False
 
     def why_not(self, target: Target) -> str:
@@ -251,7 +252,7 @@ class ReadOnlyStorage(Plain):
     promise = _UNHURT
 
     def __init__(self, for_s: float = 5.0) -> None:
-        self.lasts_s = for_s
+        self.lasts_s = seconds_of("for_s", for_s)
         self._mounted: list[tuple[Path, int]] = []  # where, and a handle of the namespace (0: ours)
 
     @property

@@ -24,8 +24,10 @@ from outlast.drill.faults.fault import (
     Plain,
     Promise,
     Struck,
+    count_of,
     machine,
     no_machine,
+    seconds_of,
     struck,
 )
 from outlast.drill.faults.processes import signal_all
@@ -46,8 +48,8 @@ class _Announced(Plain):
     """
 
     def __init__(self, number: int = 0, lead_s: float = 120.0) -> None:
-        self.number, self.lead_s = number, lead_s
-        self.lasts_s = lead_s
+        self.number = count_of("machine", number)
+        self.lead_s = self.lasts_s = lead_s = seconds_of("lead_s", lead_s)
         drained = (int(Exit.DRAINED),)
         if lead_s >= AMPLE_S:
             self.promise = Promise(exit_codes=drained)
@@ -159,7 +161,9 @@ class ClockJump(Plain):
     promise = Promise(restarts=0, must_notice=False)
 
     def __init__(self, by_s: float, number: int | None = None, for_s: float = FOR_GOOD) -> None:
-        self.by_s, self.number, self.lasts_s = by_s, number, for_s
+        seconds_of("by_s", abs(by_s) if isinstance(by_s, int | float) else by_s)
+        self.by_s, self.lasts_s = by_s, seconds_of("for_s", for_s, for_good=True)
+        self.number = None if number is None else count_of("machine", number)
 
     def why_not(self, target: Target) -> str:
         """A machine must be one of the job's."""

@@ -72,8 +72,9 @@ class Attendant:
             with unseen():
                 seen = list(reach.values(known()))
                 owners = {one.path: [one.owner, one.kind] for one in seen if one.owner}
+                librarys = {one.path: one.of for one in seen if one.of}
                 found = {one.path: digest_of(one.value) for one in seen}
-            self._write(ReachSeen(step=step, values=found, owners=owners))
+            self._write(ReachSeen(step=step, values=found, owners=owners, librarys=librarys))
         if asked.notice_after and step >= asked.notice_after:
             self._leave(step, is_counted=is_counted)
         if asked.hold_after and step >= asked.hold_after:

@@ -33,7 +33,7 @@ from outlast.drill.compare import (
 )
 from outlast.drill.proof import conditions as of
 from outlast.drill.proof.script_lines import ScriptLines
-from outlast.drill.record import NotedCall, NotedOperations, WorkerRecord
+from outlast.drill.record import COMPILED, NotedCall, NotedOperations, WorkerRecord
 
 
 class Cause(msgspec.Struct, frozen=True, kw_only=True):
@@ -118,8 +118,11 @@ def cause_of(change: str, calls: Iterable[NotedCall], lines: ScriptLines) -> Cau
         calls: what workers were seen to do under it.
         lines: the script's.
     """
+    calls = list(calls)
+    is_compiled = any(call.what == COMPILED for call in calls)
+    calls = [call for call in calls if call.what != COMPILED]
     seen = [call for call in calls if not call.what.startswith("draws from")]
-    drawn = {call.what.removeprefix("draws from "): call.where for call in reversed(list(calls))}
+    drawn = {call.what.removeprefix("draws from "): call.where for call in reversed(calls)}
     where = ", ".join(list(dict.fromkeys(call.where for call in seen))[:PLACES_MAX])
     read = seen[0].what if seen else ""
     if change in _SEEDS:
@@ -177,12 +180,38 @@ def cause_of(change: str, calls: Iterable[NotedCall], lines: ScriptLines) -> Cau
             write="enumerate(session.steps(…), start=session.step)",
         )
     kernel = next((call for call in seen if call.what.startswith("kernel ")), None)
+    name = f": {kernel.what.removeprefix('kernel ')}" if kernel else ""
+    if not kernel and is_compiled:
+        name = ", inside of what torch.compile has made (without it, the drill names it)"
     return Cause(
         kind="kernel",
-        what="an operation adds in another order each time"
-        + (f": {kernel.what.removeprefix('kernel ')}" if kernel else ""),
+        what=f"an operation adds in another order each time{name}",
         where=kernel.where if kernel else "",
         write="torch.use_deterministic_algorithms(True), or torch.set_num_threads(1)",
+    )
+
+
+def next_try(first: StepDifference, tried: Sequence[TriedChange], *, is_compiled: bool) -> str:
+    """What a person can try where no cause was found, or the search was ended.
+
+    Args:
+        first: what differs first.
+        tried: so far.
+        is_compiled: whether a part of the script runs as ``torch.compile`` has made it.
+    """
+    if is_compiled:
+        return (
+            "the same without torch.compile, inside of which no operation is looked at by itself: "
+            "what differs then has a name; if nothing does, it is a kernel that the compiler made, "
+            "and torch.use_deterministic_algorithms(True) has it make others"
+        )
+    done = {one.what for one in tried}
+    left = [TRIED_WORDS[one] for one in still_in_order(first) if TRIED_WORDS[one] not in done]
+    if left:
+        return f"the same with more time: not tried yet are {', '.join(left)}"
+    return (
+        f"the same with half of the script left out, and --steps {max(first.step, 4)}: what "
+        "differs first is seen in that many"
     )
 
 
@@ -242,17 +271,19 @@ class Suspect(NamedTuple):
         paths: of the values.
         owner: path of the object that gives and takes its state itself; "" for none.
         kind: class of that.
+        of: class of a library's, of which it is an attribute; "" for none.
     """
 
     name: str
     paths: list[str]
     owner: str
     kind: str
+    of: str = ""
 
 
 def suspects(undisturbed: Sequence[WorkerRecord], resumed: Sequence[WorkerRecord]) -> list[Suspect]:
     """What two processes' names reach at the same step, and is not the same there."""
-    found: dict[tuple[str, str, str], list[str]] = {}
+    found: dict[tuple[str, str, str, str], list[str]] = {}
     for one, other in itertools.product(undisturbed, resumed):
         if one.begun.rank != other.begun.rank:
             continue
@@ -262,10 +293,11 @@ def suspects(undisturbed: Sequence[WorkerRecord], resumed: Sequence[WorkerRecord
             for path, digest in now.values.items():
                 if was.values.get(path, digest) != digest:
                     owner, kind = now.owners.get(path, ("", ""))
-                    paths = found.setdefault((owner or _name_of(path), owner, kind), [])
+                    name, of = owner or _name_of(path), now.librarys.get(path, "")
+                    paths = found.setdefault((name, owner, kind, of), [])
                     if path not in paths:
                         paths.append(path)
-    return [Suspect(name, paths, owner, kind) for (name, owner, kind), paths in found.items()]
+    return [Suspect(name, paths, *more) for (name, *more), paths in found.items()]
 
 
 def _name_of(path: str) -> str:
@@ -303,6 +335,16 @@ def of_state(suspect: Suspect, lines: ScriptLines) -> Cause:
             where=lines.called("requires_grad_") or lines.assigned(last, function),
             write="set it by session.step, in each step or ahead of the loop's first one: "
             "requires_grad_(session.step < …)",
+        )
+    if suspect.of:
+        return Cause(
+            kind="unprotected attribute",
+            what=f"{name}, an attribute of {suspect.of}, is in no checkpoint: a resume begins with "
+            "the value that it was made with",
+            where=where,
+            write=f"set {last} by session.step, in each step or ahead of the loop's first one; or "
+            f"keep its value in an object with state_dict and load_state_dict that the session is "
+            f"given, and set {last} from that",
         )
     return Cause(
         kind="unprotected attribute",

@@ -41,6 +41,7 @@ from outlast.drill.proof.causes import (
     Suspect,
     TriedChange,
     cause_of,
+    next_try,
     of_kernel,
     of_state,
     still_in_order,
@@ -50,7 +51,7 @@ from outlast.drill.proof.causes import (
 from outlast.drill.proof.conditions import Conditions
 from outlast.drill.proof.runs import ProvedRun, ScriptFailed, complete
 from outlast.drill.proof.script_lines import ScriptLines
-from outlast.drill.record import NotedCall, WorkerRecord
+from outlast.drill.record import COMPILED, NotedCall, WorkerRecord
 from outlast.drill.workplace import JobScript
 from outlast.errors import ConfigError, Exit
 
@@ -96,6 +97,7 @@ class ResumeProof(msgspec.Struct, frozen=True, kw_only=True):
         stops: each of them.
         causes: why it differs.
         tried: each try.
+        next_try: what a person can try where no cause was found; "" where one was.
         trouble: what could not be recorded; "" for nothing.
         directory: where the runs are.
         seconds: that it took.
@@ -110,6 +112,7 @@ class ResumeProof(msgspec.Struct, frozen=True, kw_only=True):
     stops: list[StopTried]
     causes: list[Cause]
     tried: list[TriedChange]
+    next_try: str
     trouble: str
     directory: str
     seconds: float
@@ -168,6 +171,8 @@ class ResumeDrill:
         self._numbers = itertools.count(1)
         self._tried: list[TriedChange] = []
         self._causes: list[Cause] = []
+        self._unexplained: StepDifference | None = None
+        self._is_compiled = False
         self._began_s = time.monotonic()
 
     def run(self) -> ResumeProof:
@@ -182,7 +187,8 @@ class ResumeDrill:
         stops: list[StopTried] = []
         self._listener.ended(f"they differ {own.words}" if own else "they are the same")
         if own is not None:
-            self._why_not_itself(own)
+            with self._search(own):
+                self._why_not_itself(own)
         else:
             self._first = first
             stops = [self._stopped(at) for at in self._at if at < self._upto]
@@ -203,6 +209,7 @@ class ResumeDrill:
             stops=stops,
             causes=self._causes,
             tried=self._tried,
+            next_try=self._next_try(),
             trouble=self._trouble,
             directory=str(self._root),
             seconds=time.monotonic() - self._began_s,
@@ -220,6 +227,7 @@ class ResumeDrill:
             stops=[],
             causes=self._causes,
             tried=self._tried,
+            next_try="",
             trouble="",
             directory=str(self._root),
             seconds=time.monotonic() - self._began_s,
@@ -267,6 +275,7 @@ class ResumeDrill:
     def _undisturbed(self, what: str) -> tuple[RunHistory, RunHistory]:
         one, other = self._pair(what, is_try=False)
         self._trouble = next((record.trouble for record in one if record.trouble), "")
+        self._is_compiled = any(call.what == COMPILED for call in _calls(one))
         return RunHistory(one), RunHistory(other)
 
     def _refuse_failed(self, run: ProvedRun) -> None:
@@ -301,7 +310,8 @@ class ResumeDrill:
             words = f"differs {differs.words}" if differs else "every step is the same"
             self._listener.ended(f"exit {code}, went on from {stop.went_on_from}: {words}")
             if differs is not None and not self._causes:
-                self._why_not_resumed(run, stop, differs)
+                with self._search(differs):
+                    self._why_not_resumed(run, stop, differs)
             return stop
 
     def _leave(self, run: ProvedRun, at: int, changes: Sequence[str] = ()) -> int:
@@ -344,17 +354,34 @@ class ResumeDrill:
 
     # --- why -------------------------------------------------------------------------------------
 
+    @contextlib.contextmanager
+    def _search(self, first: StepDifference) -> Iterator[None]:
+        """Look for the cause of a difference; whoever ends that early is told what was found."""
+        self._unexplained = first
+        try:
+            yield
+        except KeyboardInterrupt:
+            self._listener.ended("ended: the search is not over")
+
+    def _next_try(self) -> str:
+        if self._causes or self._unexplained is None:
+            return ""
+        return next_try(self._unexplained, self._tried, is_compiled=self._is_compiled)
+
     def _try(self, what: str, *, helped: bool) -> bool:
         self._tried.append(TriedChange(what=what, helped=helped))
         self._listener.ended("the difference is gone" if helped else "no change")
         return helped
 
     def _why_not_itself(self, own: StepDifference) -> None:
-        if own.part in (LOSS, STATE) and self._find_kernel(own):
+        by_kernel = own.part in (LOSS, STATE)
+        if by_kernel and not self._is_compiled and self._find_kernel(own):
             return
         for change in still_in_order(own):
             if self._still_differs(own, [change]) is None:
                 return
+        if by_kernel and self._is_compiled and self._find_kernel(own):
+            return
         together = [one for one in still_in_order(own) if one != of.NO_LOADER_WORKERS]
         if self._still_differs(own, together) is None:
             self._causes.clear()

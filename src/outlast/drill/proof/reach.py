@@ -73,12 +73,16 @@ class Reached:
         put: gives it another value; None where that cannot be.
         owner: path of the innermost object around it that gives and takes its state itself.
         kind: the class of that object; "" for none.
+        of: the class of which it is an attribute, where a library made that; else "".
     """
 
-    __slots__ = ("kind", "owner", "path", "put", "value")
+    __slots__ = ("kind", "of", "owner", "path", "put", "value")
 
-    def __init__(self, path: str, value: Any, put: Put, owner: str, kind: str) -> None:
-        self.path, self.value, self.put, self.owner, self.kind = path, value, put, owner, kind
+    def __init__(
+        self, path: str, value: Any, put: Put, owner: str, kind: str, *, of: str = ""
+    ) -> None:
+        self.path, self.value, self.put = path, value, put
+        self.owner, self.kind, self.of = owner, kind, of
 
 
 def script_frames() -> list[types.FrameType]:
@@ -151,9 +155,19 @@ def _inside(one: Reached, known: Mapping[int, Any]) -> list[Reached]:
     if id(one.value) not in known and _gives_state(one.value):
         owner, kind = one.path, type(one.value).__name__
     return [
-        Reached(f"{one.path}{name}", part, put, owner, kind)
-        for name, part, put in _parts(one.value)
+        Reached(f"{one.path}{name}", part, put, owner, kind, of=_librarys(holder))
+        for name, part, put, holder in _parts(one.value)
     ]
+
+
+def _librarys(holder: Any) -> str:
+    """The class of an object of a library's, as "torch.nn.Dropout"; "" for the script's own."""
+    kind = type(holder)
+    file = getattr(sys.modules.get(kind.__module__), "__file__", None)
+    if holder is None or kind.__module__ == "__main__" or file is None or is_users(file):
+        return ""
+    root = kind.__module__.partition(".modules.")[0]
+    return f"{root}.{kind.__qualname__}"
 
 
 def _gives_state(value: Any) -> bool:
@@ -181,32 +195,33 @@ def _is_left_out(value: Any) -> bool:
     return module.split(".")[0] == _OURS or module.startswith(_OF_TORCH)
 
 
-def _parts(value: Any) -> Iterator[tuple[str, Any, Put]]:
+def _parts(value: Any) -> Iterator[tuple[str, Any, Put, Any]]:
+    """Name, value and way to put one, of each; and the object of which it is an attribute."""
     if isinstance(value, Mapping):
         for key in list(value)[:ITEMS_MAX]:
             if isinstance(key, str | int | float | bool):
-                yield f"[{key!r}]", value[key], _put_item(value, key)
+                yield f"[{key!r}]", value[key], _put_item(value, key), None
     elif isinstance(value, list | tuple | collections.deque):
         for number, part in enumerate(islice(value, ITEMS_MAX)):
-            yield f"[{number}]", part, _put_item(value, number)
+            yield f"[{number}]", part, _put_item(value, number), None
     elif isinstance(value, torch.nn.Module):
         yield from _parts_of_module(value)
     else:
         for name, part in list(getattr(value, "__dict__", {}).items()):
-            yield f".{name}", part, _put_attribute(value, name)
+            yield f".{name}", part, _put_attribute(value, name), value
 
 
-def _parts_of_module(value: torch.nn.Module) -> Iterator[tuple[str, Any, Put]]:
+def _parts_of_module(value: torch.nn.Module) -> Iterator[tuple[str, Any, Put, Any]]:
     for name, tensor in [*value.named_parameters(), *value.named_buffers()]:
-        yield f".{name}", tensor, _put_tensor(tensor)
+        yield f".{name}", tensor, _put_tensor(tensor), None
     for name, tensor in value.named_parameters():  # whether it is frozen is in no state_dict
         full = f".{name}.{FROZEN}"
-        yield full, tensor.requires_grad, _put_attribute(tensor, FROZEN)
+        yield full, tensor.requires_grad, _put_attribute(tensor, FROZEN), None
     for where, module in value.named_modules():
         for name, part in list(vars(module).items()):
             if not name.startswith("_"):
                 full = f".{where}.{name}" if where else f".{name}"
-                yield full, part, _put_attribute(module, name)
+                yield full, part, _put_attribute(module, name), module
 
 
 def _put_item(holder: Any, key: Any) -> Put:

@@ -117,5 +117,5 @@ def _targets(node: ast.AST) -> Iterator[ast.AST]:
     if isinstance(node, ast.Assign):
         for target in node.targets:
             yield from target.elts if isinstance(target, ast.Tuple) else [target]
-    elif isinstance(node, ast.AnnAssign | ast.For):
+    elif isinstance(node, ast.AnnAssign | ast.AugAssign | ast.For):
         yield from node.target.elts if isinstance(node.target, ast.Tuple) else [node.target]

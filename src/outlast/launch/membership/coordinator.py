@@ -240,8 +240,11 @@ class Coordinator:
 
     @property
     def can_give_way(self) -> bool:
-        """Whether another may coordinate in our place, as no attempt is on its way here."""
-        return self.is_untried and self.roster.lacks_majority
+        """Whether another may coordinate in our place, as no attempt is on its way here.
+
+        A majority that is too few waits for machines that may be with the one that it has lost.
+        """
+        return self.is_untried and (self.roster.lacks_majority or self.roster.lacks_machines)
 
     def give_way(self) -> None:
         """Stop coordinating: those who are here are to look for another, as we do."""

@@ -12,9 +12,10 @@ number. Nobody can be called there, so that its counter alone decides.
 perhaps it is us. A successor that has not noticed yet refers to the one that is gone: it is called
 again for a while. Who reaches nobody seeks anew, which needs storage.
 
-**No majority** (``WayBack``): a successor without one waits for the others' turn. Those that stand
-before it in line are called meanwhile: the network may have healed, and each of them may wait as it
-does. All go back to the one that stands first, and none of them goes on alone.
+**No majority, or too few** (``WayBack``): a successor without a majority waits for the others'
+turn, and one with fewer machines than an attempt takes waits for more. Those that stand before it
+in line are called meanwhile: the network may have healed, and each of them may wait as it does. All
+go back to the one that stands first, and none of them goes on alone.
 """
 
 from __future__ import annotations
