@@ -225,7 +225,7 @@ TABLE: Final[tuple[MetricRow, ...]] = (
     _local(
         "summary",
         "outlast_step_seconds",
-        "Seconds of a step of this worker: quantiles of the newest 1024. Of a worker alone, of the "
+        "Seconds of a step of this worker: quantiles of the newest 1024. Without outlast run, of the "
         "ledger's samples, each a mean over a second or more.",
         "rank",
     ),

@@ -351,12 +351,14 @@ def rank_times(ordered: Sequence[Event]) -> list[RankTimes]:
                 places[key].busy_s[at] / places[key].lines[at] for key in of
             )
             for kind, of in found.items()
+            if len(of) > 1  # a worker is not slower than itself
         }
         for at, found in enumerate(groups)
     ]
     for key, one, columns, from_t, t in each():
-        usual_s = others_s[columns[len(columns) // 2]][one.kind]
-        places[key].judge(one, usual_s, columns, from_t, t)
+        usual_s = others_s[columns[len(columns) // 2]].get(one.kind)
+        if usual_s is not None:
+            places[key].judge(one, usual_s, columns, from_t, t)
     told = [one.told(*key) for key, one in places.items()]
     first = {one.node: one.rank for one in sorted(told, key=_rank_of, reverse=True)}
     return sorted(told, key=lambda one: (first[one.node], one.node, one.place))

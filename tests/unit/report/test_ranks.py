@@ -99,6 +99,17 @@ def test_stages_of_a_pipeline_are_not_compared_with_each_other():
     assert {one.slow_factor for one in rank_times(a_job(9, own_s))} != {None}
 
 
+@pytest.mark.parametrize(("ranks", "kinds"), [((0,), (5,)), ((0, 1), (5, 6))], ids=str)
+def test_nobody_is_slower_than_itself(ranks, kinds):
+    own_s = {0: 0.2, 1: 0.3}
+    events = [
+        line(m, "a", ranks, [own_s[one] * (3 if m % 2 else 1) for one in ranks], kinds=kinds)
+        for m in range(400)  # several lines to a column
+    ]
+    found = rank_times(events)
+    assert [(one.slow_factor, one.lost_s) for one in found] == [(None, 0.0)] * len(ranks)
+
+
 def test_what_is_little_of_a_step_is_nothing():
     events = [line(m, "a", [0, 1], [0.01, 0.05], data_s=[0.0, 0.0]) for m in range(5)]
     assert {one.slow_factor for one in rank_times(events)} == {None}

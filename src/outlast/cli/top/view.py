@@ -92,7 +92,7 @@ class RankView(msgspec.Struct, frozen=True, kw_only=True):
         doing: what its training thread does, in a word; "" where it does not say.
         doing_s: for how long.
         step_s: median of its newest steps, from boundary to boundary; null where it is not
-            measured, as in a job of one worker.
+            measured.
         own_s, wait_s, data_s: medians of its own work, of waiting for other ranks and for batches.
         slow_factor: times a usual step, where the ledger has found it slow, or null.
     """
