@@ -20,6 +20,7 @@ ones with each other, the measured one with none of them to the second.
 from __future__ import annotations
 
 import contextlib
+import functools
 import math
 import statistics
 from collections.abc import Iterable
@@ -208,7 +209,7 @@ def facts(
         keepers_lost=sum(
             event.event == "watch_gap" and event.get("what") == "keeper" for event in rest
         ),
-        untold=_untold(ordered),
+        untold=functools.reduce(untold_after, ordered, None),
     )
 
 
@@ -331,23 +332,18 @@ def _unfit(ordered: list[Event]) -> dict[str, str]:
     return found
 
 
-def _untold(ordered: list[Event]) -> Untold | None:
-    """The newest stretch of messages that were not taken."""
-    found: Untold | None = None
-    for event in ordered:
-        if event.event != "not_told":
-            continue
-        if event.get("over"):
-            if found is not None and found.until_t is None:
-                found = msgspec.structs.replace(found, until_t=event.t)
-            continue
-        why = str(event.get("why") or "it is not known why")
-        if found is not None and found.until_t is None:
-            found = msgspec.structs.replace(found, num=found.num + 1, why=why)
-        else:
-            since_t = min(number(event, "since_t") or event.t, event.t)
-            found = Untold(num=1, since_t=since_t, until_t=None, why=why)
-    return found
+def untold_after(found: Untold | None, event: Event) -> Untold | None:
+    """The newest stretch of messages that were not taken, with one more event."""
+    if event.event != "not_told":
+        return found
+    lasting = None if found is None or found.until_t is not None else found
+    if event.get("over"):
+        return found if lasting is None else msgspec.structs.replace(lasting, until_t=event.t)
+    why = str(event.get("why") or "it is not known why")
+    if lasting is not None:
+        return msgspec.structs.replace(lasting, num=lasting.num + 1, why=why)
+    since_t = min(number(event, "since_t") or event.t, event.t)
+    return Untold(num=1, since_t=since_t, until_t=None, why=why)
 
 
 class StateFold:

@@ -6,8 +6,8 @@ is left, this worker's own work (``compute``). In a synchronous step all workers
 the slow one is known by the most compute, or data, and the least wait.
 
 Guarantees: nothing here waits, and nothing here stops training: what fails is switched off, once,
-with a line in the log. Outside of the loop nothing is hooked. Without our agent nothing is measured;
-a worker alone has nobody to wait for, and nothing is hooked for it.
+with a line in the log. Outside of the loop nothing is hooked. Without our agent nothing is
+measured; a worker alone has nobody to wait for, and nothing is hooked for it.
 
 On a GPU the device's time counts: ``data`` is the time that it had nothing to do between two steps,
 at most what the host waited for its batch. A step is written once the device has done it.

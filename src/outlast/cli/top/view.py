@@ -38,12 +38,12 @@ from outlast.health.watched import Begin, Watched, find_words
 from outlast.ledger.events import Event
 from outlast.ledger.file import FILE_NAME, Follower
 from outlast.ledger.goodput import Part, Split, whole
-from outlast.ledger.incidents import Incident
+from outlast.ledger.incidents import Incident, Slow, slow_ranks
 from outlast.ledger.job import Job
 from outlast.ledger.measured import SampledSteps
 from outlast.metrics.folded import JobFold, Tally
 from outlast.peer.claims import Onlooker
-from outlast.report.facts import GOING_ON, Facts, State, StateFold
+from outlast.report.facts import GOING_ON, Facts, State, StateFold, Untold, untold_after
 from outlast.report.money import Money, money
 from outlast.report.series import RankSample, rank_samples
 from outlast.storage import Directory
@@ -54,6 +54,7 @@ LATE: Final = 2.0  # times its interval, as the alert OutlastCommitOld has it
 TOLD: Final = 50  # incidents
 NEWEST: Final = 50  # samples, and steps of a rank
 HANGS: Final = 100  # whose stacks are remembered
+SLOW_TOLD: Final = 200  # findings of slow ranks
 LOOK_S: Final = 1.0  # between two looks at the claims
 SLOW: Final = 0.9
 Standing = Literal["gone", "silent"]
@@ -95,6 +96,7 @@ class RankView(msgspec.Struct, frozen=True, kw_only=True):
             measured.
         own_s, wait_s, data_s: medians of its own work, of waiting for other ranks and for batches.
         slow_factor: times a usual step, where the ledger has found it slow, or null.
+        age_s: since its machine has written these figures; null where they are of now.
     """
 
     rank: int
@@ -107,6 +109,7 @@ class RankView(msgspec.Struct, frozen=True, kw_only=True):
     wait_s: float | None = None
     data_s: float | None = None
     slow_factor: float | None = None
+    age_s: float | None = None
 
 
 class MachineView(msgspec.Struct, frozen=True, kw_only=True):
@@ -168,7 +171,7 @@ class View(msgspec.Struct, frozen=True, kw_only=True):
         exit_code: that it ended with, or null.
         last_event_t: time of the ledger's newest event, or null.
         last_event_age_s: since then.
-        wall_s: since the job began.
+        wall_s: since the job began; of one that is gone or silent, until its newest event.
         command: it was started by, last; "" where the ledger does not say.
         attempt, num_attempts: the newest one's number, and how many have formed.
         world_size, num_machines: of the newest attempt.
@@ -184,11 +187,13 @@ class View(msgspec.Struct, frozen=True, kw_only=True):
         tiers: the newest checkpoint of each.
         ranks: those that the ledger calls slow first, then the one with the most work of its own:
             workers of this machine as they are now, others as their machine said it last.
+        slow_ranks: as of ``outlast report``, oldest first; those that have recovered included.
         machines: the worst first.
         price_per_machine_hour, priced_as: as of ``outlast report``.
         cost, cost_lost: in the currency of the price so far; null without one.
         num_incidents: how many there were.
         incidents: the newest ones, newest first.
+        untold: messages to people that could not be sent, as of ``outlast report``, or null.
         note: what a person should know besides, or "".
     """
 
@@ -218,6 +223,7 @@ class View(msgspec.Struct, frozen=True, kw_only=True):
     saved_step: int | None
     tiers: list[TierView]
     ranks: list[RankView]
+    slow_ranks: list[Slow]
     machines: list[MachineView]
     price_per_machine_hour: float | None
     priced_as: str
@@ -225,6 +231,7 @@ class View(msgspec.Struct, frozen=True, kw_only=True):
     cost_lost: float | None
     num_incidents: int
     incidents: list[IncidentView]
+    untold: Untold | None
     note: str
 
     @property
@@ -244,7 +251,10 @@ class _LedgerSeen:
         self.until: int | None = None
         self.paces: collections.deque[float] = collections.deque(maxlen=NEWEST)
         self.stacks: collections.deque[tuple[float, str]] = collections.deque(maxlen=HANGS)
-        self.rank_steps: dict[int, tuple[str, RankSample]] = {}  # rank → machine and newest word
+        self.rank_steps: dict[int, tuple[float, str, RankSample]] = {}  # when, and which machine
+        self.slow: collections.deque[Event] = collections.deque(maxlen=SLOW_TOLD)
+        self.newest: dict[int, Event] = {}  # attempt → its newest step
+        self.untold: Untold | None = None
         self.storage_error = ""  # since the last commit
         self._sampled = SampledSteps()
 
@@ -258,19 +268,36 @@ class _LedgerSeen:
                 self.rank_steps.clear()
         elif event.event == "rank_steps":
             if self.formed is not None and event.attempt == self.formed.attempt:
-                self.rank_steps |= {one.rank: (event.node, one) for one in rank_samples(event)}
+                at = event.t, event.node
+                self.rank_steps |= {one.rank: (*at, one) for one in rank_samples(event)}
         elif event.event in ("step", "resumed") and event.rank == 0:
             step = whole(event)
             self.step = self.step if step is None else step
             self.until = whole(event, "until") or self.until
             if (found := self._sampled.take(event)) is not None and found[0] >= 0:
                 self.paces.append(found[0])
+            if event.event == "step":
+                self.newest[event.attempt] = event
+        else:
+            self._trouble(event)
+
+    def _trouble(self, event: Event) -> None:
+        if event.event == "straggler":
+            self.slow.append(event)
         elif event.event == "hang" and isinstance(event.get("stacks"), str):
             self.stacks.append((event.t, event["stacks"]))
         elif event.event == "storage_error":
             self.storage_error = f"{event.get('operation')}: {event.get('error')}"
         elif event.event == "commit":
             self.storage_error = ""
+        elif event.event == "not_told":
+            self.untold = untold_after(self.untold, event)
+
+    def slow_ranks(self) -> list[Slow]:
+        """As the report has them, of the newest ``SLOW_TOLD`` findings."""
+        attempts = {event.attempt for event in self.slow}
+        steps = [event for attempt, event in self.newest.items() if attempt in attempts]
+        return slow_ranks([*self.slow, *steps])
 
     @property
     def is_gathering(self) -> bool:
@@ -348,10 +375,10 @@ class Following:
         tally = self._fold.tally(now)
         steady = so_far.steady(now)
         state = self._standing(steady)
-        # What nobody ran is no time of the job.
-        split = so_far.split(None if state == "gone" else now)
+        # What nobody ran, or nobody knows of, is no time of the job.
+        split = so_far.split(None if state in ("gone", "silent") else now)
         attempt = 0 if seen.formed is None else seen.formed.attempt
-        is_running = state in GOING_ON
+        is_running, may_run = state == "running", state in GOING_ON
         ranks = self._workers.look(attempt, now) if is_running else []
         steps = [one.step for one in ranks if one.step is not None]
         step = max(min(steps), seen.step or 0) if steps else seen.step
@@ -364,7 +391,7 @@ class Following:
         slow = {
             (node, int(rank)): factor
             for (node, rank), factor in tally.values["outlast_rank_slowdown_ratio"].items()
-            if is_running
+            if may_run
         }
         newest_t = so_far.newest_t
         return View(
@@ -392,8 +419,9 @@ class Following:
             fraction_productive=split.workers.fraction_productive,
             workers_s={str(part): value for part, value in split.workers.parts().items()},
             saved_step=max(self._fold.measured.newest.values(), default=None),
-            tiers=self._tiers(tally, is_running=is_running),
-            ranks=_ranked(ranks, seen.rank_steps.values() if is_running else (), slow),
+            tiers=self._tiers(tally, is_running=may_run),
+            ranks=_ranked(ranks, seen.rank_steps.values() if may_run else (), slow, steady),
+            slow_ranks=seen.slow_ranks(),
             machines=_machines(
                 seen.hosts,
                 tally,
@@ -409,6 +437,7 @@ class Following:
                 self._incident(first + i, one, steady, pace_s, is_running=is_running)
                 for i, one in reversed(list(enumerate(told)))
             ],
+            untold=seen.untold,
             note=self._unreadable
             or (f"storage failed, {seen.storage_error}" if seen.storage_error else ""),
         )
@@ -565,8 +594,9 @@ def _rank(watched: Watched, begin: Begin, rank: int, now: float) -> RankView:
 
 def _ranked(
     ranks: Iterable[RankView],
-    told: Iterable[tuple[str, RankSample]],
+    told: Iterable[tuple[float, str, RankSample]],
     slow: dict[tuple[str, int], float],
+    steady: float,
 ) -> list[RankView]:
     """The slowest first, by the ledger's word and then by their own work."""
     known = {
@@ -577,8 +607,9 @@ def _ranked(
             own_s=one.own_s,
             wait_s=one.wait_s,
             data_s=one.data_s,
+            age_s=max(steady - t, 0.0),
         )
-        for node, one in told
+        for t, node, one in told
     }
     known |= {one.rank: one for one in ranks}
     for (node, rank), factor in slow.items():
