@@ -42,7 +42,7 @@ from outlast.metrics.table import (
     bounded,
 )
 from outlast.prices import NO_PRICES, Prices
-from outlast.report.facts import SILENT_S
+from outlast.report.findings import SILENT_S
 from outlast.report.money import Money, money
 
 Labels = tuple[str, ...]

@@ -11,6 +11,7 @@ from click.testing import CliRunner
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from rich.console import Console
+from unit_prices import priced
 
 from outlast import config
 from outlast.cli import cli
@@ -87,7 +88,7 @@ def test_a_job_that_has_come_back(tmp_path):
     assert (tier.name, tier.step, tier.age_s) == ("local", 10, 34.0)
     (incident,) = view.incidents
     assert (incident.kind, incident.is_open, incident.lost_steps) == ("worker lost", False, 10)
-    assert incident.cost_s == pytest.approx(24.0 + 10 * 1.0)  # until the new step, and ten again
+    assert incident.cost_s == pytest.approx(24.0)  # the sample that ends it has the ten again
     assert [(one.name, one.failures) for one in view.machines] == [("a", {"worker_lost": 1})]
     # 70 steps of a second each; and of 44 s behind the start-up 30 were new steps.
     assert view.left_low_s == pytest.approx(70.0)
@@ -224,22 +225,36 @@ def slow_rank(t, step, over=False, **more):
 
 
 def test_slow_ranks_are_those_of_the_report_and_one_that_is_over_is_not_forgotten(tmp_path):
-    events = [*lived(), slow_rank(40, 22), event(47, "step", 2, step=31, seconds=1.0)]
-    write(tmp_path / "j", events)
-    view = viewed(tmp_path / "j", now=1_000_048.0)
-    assert view.slow_ranks == facts(events).slow_ranks
-    assert [(one.ranks, one.until_step, one.over) for one in view.slow_ranks] == [((3,), 31, False)]
+    (tmp_path / "outlast.toml").write_text('[price]\nspot = 36\ncurrency = "USD"\n')
+    prices = msgspec.structs.replace(priced("36"), currency="USD")
+
+    def both(events, now):
+        write(tmp_path / "j", events)
+        view, job = viewed(tmp_path / "j", now=now), facts(events, now=now, prices=prices)
+        assert [one.rank for one in view.slow_ranks] == job.slow_ranks
+        assert [one.what for one in view.slow_ranks] == [
+            slow_line(one, job).plain for one in job.slow_ranks
+        ]
+        assert [one.cost for one in view.slow_ranks] == [
+            pytest.approx(job.cost_of(one.lost_s)) for one in job.slow_ranks
+        ]
+        return view
+
+    events = [*lived(), slow_rank(46, 22), event(47, "step", 2, step=31, seconds=1.0)]
+    (slow,) = both(events, 1_000_048.0).slow_ranks
+    assert (slow.rank.ranks, slow.rank.until_step, slow.rank.over) == ((3,), 31, False)
     over = [*events, slow_rank(48, 31, over=True), event(49, "step", 2, step=60, seconds=1.0)]
-    write(tmp_path / "j", over)
-    view = viewed(tmp_path / "j", now=1_000_050.0)
-    assert view.slow_ranks == facts(over).slow_ranks
-    text = " ".join(line.plain for line in screen(view, 120, 30))
-    assert slow_line(view.slow_ranks[0]).plain in text
-    many = [slow_rank(40 + i / 10, 22 + i, ranks=[i], cause="burst", over=True) for i in range(5)]
-    write(tmp_path / "j", [*events, *many])
-    text = " ".join(line.plain for line in screen(viewed(tmp_path / "j"), 120, 40))
+    view = both(over, 1_000_050.0)
+    (slow,) = view.slow_ranks
+    assert (slow.rank.over, slow.rank.until_step) == (True, 31)
+    text = " ".join(line.plain.strip() for line in screen(view, 120, 30))
+    assert f"slow: {slow.what}" in text
+    assert slow.what.endswith("USD")
+    assert "1970-01-12 13:46:54 to 13:47:27 UTC (steps 12 to 31)" in slow.what
+    many = [slow_rank(46.5 + i / 10, 23 + i, ranks=[i], cause="burst", over=True) for i in range(5)]
+    text = " ".join(line.plain.strip() for line in screen(both([*events, *many], NOW), 120, 40))
     assert "slow: rank 3 on b" in text  # that still is, before those that were
-    assert "and 4 more findings of slow ranks" in text
+    assert "and 4 more times that a rank was slow" in text
 
 
 def test_messages_that_did_not_go_out_are_seen_until_one_does(tmp_path):

@@ -19,12 +19,12 @@ from rich.segment import Segment
 from rich.text import Text
 
 from outlast import units
-from outlast.cli.top.view import IncidentView, MachineView, RankView, TierView, View
+from outlast.cli.top.view import IncidentView, MachineView, RankView, SlowView, TierView, View
 from outlast.ledger.goodput import PARTS, Part
-from outlast.ledger.incidents import Slow
 from outlast.ledger.narrator import place
 from outlast.report.facts import GOING_ON
-from outlast.report.text import PART_WORDS, slow_line, untold_words
+from outlast.report.money import Money
+from outlast.report.text import PART_WORDS, untold_words
 
 WIDTH_MAX: Final = 120
 INDENT: Final = 2
@@ -254,7 +254,9 @@ def _goodput(view: View, width: int) -> list[Text]:
     lines = [line, *_flow("", told, width)]
     if view.cost is not None and view.cost_lost is not None:
         price = f"{view.price_per_machine_hour:g} per machine and hour, {view.priced_as}"
-        cost = [(f"cost {view.cost:,.2f}", "bold"), (f"{view.cost_lost:,.2f} of it lost", "")]
+        paid = Money(currency=view.currency)
+        lost = f"{paid.amount(view.cost_lost)} of it not for new steps"
+        cost = [(f"cost {paid.amount(view.cost)}", "bold"), (lost, "")]
         lines += _flow("", [*cost, (price, "dim")], width)
     return lines
 
@@ -348,16 +350,16 @@ def _now_words(one: RankView) -> str:
     return f"{one.doing} {_seconds(one.doing_s if (one.doing_s or 0) >= 1 else None)}".strip()
 
 
-def _slow_ranks(found: Sequence[Slow], width: int) -> list[Text]:
-    """The ones that have cost most, as the report has them."""
-    worst = sorted(found, key=lambda one: (one.over, -one.lost_s))
+def _slow_ranks(found: Sequence[SlowView], width: int) -> list[Text]:
+    """The ones that have cost most, as the report has them; first those that still are slow."""
+    worst = sorted(found, key=lambda one: (one.rank.over, -one.rank.lost_s))
     lines: list[Text] = []
     for one in worst[:SLOW_TOLD]:
-        style = "yellow" if one.over else _BAD
-        lines += _wrapped(f"slow: {slow_line(one).plain}", width, style, most=2)
+        style = "yellow" if one.rank.over else _BAD
+        lines += _wrapped(f"slow: {one.what}", width, style, most=3)
     if len(found) > SLOW_TOLD:
-        more = units.count(len(found) - SLOW_TOLD, "more finding")
-        lines.append(Text(f"{' ' * INDENT}and {more} of slow ranks: outlast report", style="dim"))
+        more = f"and {len(found) - SLOW_TOLD:,} more times that a rank was slow: outlast report"
+        lines.append(Text(f"{' ' * INDENT}{more}", style="dim"))
     return lines
 
 

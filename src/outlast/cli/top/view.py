@@ -38,14 +38,16 @@ from outlast.health.watched import Begin, Watched, find_words
 from outlast.ledger.events import Event
 from outlast.ledger.file import FILE_NAME, Follower
 from outlast.ledger.goodput import Part, Split, whole
-from outlast.ledger.incidents import Incident, Slow, slow_ranks
+from outlast.ledger.incidents import Incident, SlowFold
 from outlast.ledger.job import Job
 from outlast.ledger.measured import SampledSteps
 from outlast.metrics.folded import JobFold, Tally
 from outlast.peer.claims import Onlooker
 from outlast.report.facts import GOING_ON, Facts, State, StateFold, Untold, untold_after
+from outlast.report.findings import SlowRank, slow_list
 from outlast.report.money import Money, money
 from outlast.report.series import RankSample, rank_samples
+from outlast.report.text import slow_line
 from outlast.storage import Directory
 
 CHUNK_BYTES: Final = 1 << 20
@@ -54,7 +56,7 @@ LATE: Final = 2.0  # times its interval, as the alert OutlastCommitOld has it
 TOLD: Final = 50  # incidents
 NEWEST: Final = 50  # samples, and steps of a rank
 HANGS: Final = 100  # whose stacks are remembered
-SLOW_TOLD: Final = 200  # findings of slow ranks
+SLOW_TOLD: Final = 50  # times that ranks were slow
 LOOK_S: Final = 1.0  # between two looks at the claims
 SLOW: Final = 0.9
 Standing = Literal["gone", "silent"]
@@ -112,6 +114,20 @@ class RankView(msgspec.Struct, frozen=True, kw_only=True):
     age_s: float | None = None
 
 
+class SlowView(msgspec.Struct, frozen=True, kw_only=True):
+    """A rank while it was slow.
+
+    Attributes:
+        rank: as ``outlast report`` has it.
+        cost: of the time that the others have waited; null without a price.
+        what: both in words.
+    """
+
+    rank: SlowRank
+    cost: float | None
+    what: str
+
+
 class MachineView(msgspec.Struct, frozen=True, kw_only=True):
     """One machine.
 
@@ -136,7 +152,7 @@ class IncidentView(msgspec.Struct, frozen=True, kw_only=True):
     """One incident.
 
     Attributes:
-        number: its place in the job, from 1; the page of ``outlast report`` has the same.
+        number: its place among the job's, from 1; silences, which the report has, do not count.
         began_t: in seconds since the epoch.
         kind: as the report has it.
         what: in words.
@@ -187,10 +203,12 @@ class View(msgspec.Struct, frozen=True, kw_only=True):
         tiers: the newest checkpoint of each.
         ranks: those that the ledger calls slow first, then the one with the most work of its own:
             workers of this machine as they are now, others as their machine said it last.
-        slow_ranks: as of ``outlast report``, oldest first; those that have recovered included.
+        slow_ranks: the newest that the watch has named, oldest first; those that have recovered
+            included.
         machines: the worst first.
         price_per_machine_hour, priced_as: as of ``outlast report``.
-        cost, cost_lost: in the currency of the price so far; null without one.
+        currency: of all amounts; "" where nobody has named it.
+        cost, cost_lost: so far; null without a price.
         num_incidents: how many there were.
         incidents: the newest ones, newest first.
         untold: messages to people that could not be sent, as of ``outlast report``, or null.
@@ -223,10 +241,11 @@ class View(msgspec.Struct, frozen=True, kw_only=True):
     saved_step: int | None
     tiers: list[TierView]
     ranks: list[RankView]
-    slow_ranks: list[Slow]
+    slow_ranks: list[SlowView]
     machines: list[MachineView]
     price_per_machine_hour: float | None
     priced_as: str
+    currency: str
     cost: float | None
     cost_lost: float | None
     num_incidents: int
@@ -252,14 +271,14 @@ class _LedgerSeen:
         self.paces: collections.deque[float] = collections.deque(maxlen=NEWEST)
         self.stacks: collections.deque[tuple[float, str]] = collections.deque(maxlen=HANGS)
         self.rank_steps: dict[int, tuple[float, str, RankSample]] = {}  # when, and which machine
-        self.slow: collections.deque[Event] = collections.deque(maxlen=SLOW_TOLD)
-        self.newest: dict[int, Event] = {}  # attempt → its newest step
+        self.slow = SlowFold()
         self.untold: Untold | None = None
         self.storage_error = ""  # since the last commit
         self._sampled = SampledSteps()
 
     def take(self, event: Event) -> None:
         self.state.take(event)
+        self.slow.take(event)
         if event.event == "job_started" and not event.get("joins"):
             self.start = event
         elif event.event == "attempt_formed":
@@ -276,15 +295,11 @@ class _LedgerSeen:
             self.until = whole(event, "until") or self.until
             if (found := self._sampled.take(event)) is not None and found[0] >= 0:
                 self.paces.append(found[0])
-            if event.event == "step":
-                self.newest[event.attempt] = event
         else:
             self._trouble(event)
 
     def _trouble(self, event: Event) -> None:
-        if event.event == "straggler":
-            self.slow.append(event)
-        elif event.event == "hang" and isinstance(event.get("stacks"), str):
+        if event.event == "hang" and isinstance(event.get("stacks"), str):
             self.stacks.append((event.t, event["stacks"]))
         elif event.event == "storage_error":
             self.storage_error = f"{event.get('operation')}: {event.get('error')}"
@@ -292,12 +307,6 @@ class _LedgerSeen:
             self.storage_error = ""
         elif event.event == "not_told":
             self.untold = untold_after(self.untold, event)
-
-    def slow_ranks(self) -> list[Slow]:
-        """As the report has them, of the newest ``SLOW_TOLD`` findings."""
-        attempts = {event.attempt for event in self.slow}
-        steps = [event for attempt, event in self.newest.items() if attempt in attempts]
-        return slow_ranks([*self.slow, *steps])
 
     @property
     def is_gathering(self) -> bool:
@@ -421,7 +430,10 @@ class Following:
             saved_step=max(self._fold.measured.newest.values(), default=None),
             tiers=self._tiers(tally, is_running=may_run),
             ranks=_ranked(ranks, seen.rank_steps.values() if may_run else (), slow, steady),
-            slow_ranks=seen.slow_ranks(),
+            slow_ranks=[
+                SlowView(rank=one, cost=job.cost_of(one.lost_s), what=slow_line(one, job).plain)
+                for one in job.slow_ranks[-SLOW_TOLD:]
+            ],
             machines=_machines(
                 seen.hosts,
                 tally,
@@ -430,11 +442,12 @@ class Following:
             ),
             price_per_machine_hour=paid.price,
             priced_as=paid.priced_as,
+            currency=paid.currency,
             cost=paid.cost,
             cost_lost=paid.lost,
             num_incidents=so_far.num_incidents,
             incidents=[
-                self._incident(first + i, one, steady, pace_s, is_running=is_running)
+                self._incident(first + i, one, job, steady if is_running else newest_t)
                 for i, one in reversed(list(enumerate(told)))
             ],
             untold=seen.untold,
@@ -443,8 +456,14 @@ class Following:
         )
 
     def _facts(self, state: State | Standing, split: Split, told: list[Incident]) -> Facts:
-        """As the report has them, for what it makes of them."""
+        """As the report has them, for what it makes of them.
+
+        Of slow ranks those that the watch has named: the others are found by the whole ledger.
+        """
         end = self._ledger.state.end
+        done = split.workers
+        held_s = done.held / done.total * done.wall_s if done.total else 0.0
+        slow, waited_s = slow_list(self._ledger.slow.told(), [], held_s)
         exit_code = None if end is None else end.get("exit_code")
         return Facts(
             job=self._job.id,
@@ -454,8 +473,8 @@ class Following:
             workers=split.workers,
             machines=split.machines,
             incidents=told,
-            slow_ranks=[],
-            waited_s=0.0,
+            slow_ranks=slow,
+            waited_s=waited_s,
             committed_step=None,
             last_event_t=self._fold.so_far.newest_t,
             kinds=self._fold.measured.kinds,
@@ -518,18 +537,18 @@ class Following:
         return found
 
     def _incident(
-        self, number: int, one: Incident, steady: float, pace_s: float | None, *, is_running: bool
+        self, number: int, one: Incident, job: Facts, until_t: float | None
     ) -> IncidentView:
         end_t = math.inf if one.back_t is None else one.back_t
         places = [place for t, place in self._ledger.stacks if one.began_t <= t <= end_t]
-        until_t = steady if is_running else self._fold.so_far.newest_t
+        cost = job.cost_of_incident(one, until_t)
         return IncidentView(
             number=number,
             began_t=one.began_t,
             kind=one.kind,
             what=one.what,
             is_open=not one.closed,
-            cost_s=one.cost_s(pace_s, until_t),
+            cost_s=None if cost is None else cost.total_s,
             lost_steps=one.lost_steps,
             evidence=str(self._directory / places[-1]) if places and places[-1] else "",
         )
