@@ -149,6 +149,7 @@ def test_nothing_there_yet(job, outlast):
         ("200 steps", [], "it is before its first step; without outlast.session a script saves"),
         ("200 steps", [17], "the next one is due at step 200 (checkpoint.every = 200 steps)"),
         ("200 steps", [17, 201], "the next one is due at step 400"),
+        ("200 steps", [17, 400], "there would be some: the script sets its own (every= of outlast"),
         ("5 min", [17], "5 min after training began (checkpoint.every = 5 min)"),
         ("auto", [17], "5 s after training began (checkpoint.every = auto)"),
     ],

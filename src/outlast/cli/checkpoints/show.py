@@ -104,6 +104,11 @@ def _none_yet(at: JobAt, found: Survey) -> list[str]:
     every = settings.checkpoint_every
     if view.step is None:
         lines.append("it is before its first step; without outlast.session a script saves nothing")
+    elif every.steps is not None and view.step >= 2 * every.steps:
+        lines.append(
+            f"with checkpoint.every = {every} there would be some: the script sets its own (every= "
+            "of outlast.session), or none of its saves has arrived"
+        )
     elif every.steps is not None:
         due = every.steps * max(math.ceil(view.step / every.steps), 1)
         lines.append(f"the next one is due at step {due:,} (checkpoint.every = {every})")

@@ -238,18 +238,19 @@ def _goodput(view: View, width: int) -> list[Text]:
     largest = sorted((p for p in shares if p != "productive"), key=lambda p: -shares[p])
     cells: dict[Part, str] = {part: str(i) for i, part in enumerate(largest[:PARTS_TOLD], 1)}
     cells["productive"] = _DONE
+    rest = math.fsum(shares[part] for part in largest[PARTS_TOLD:])
     words = f"goodput {_percent(view.fraction_productive)}"
     line = Text(words)
     room = width - len(words) - 2
     if room >= 8:
-        parts = [(cells.get(p, _REST), PART_WORDS[p][1], share) for p, share in shares.items()]
-        line.append("  ").append(_bar(parts, room))
+        named = [(cells[p], PART_WORDS[p][1], shares[p]) for p in shares if p in cells]
+        line.append("  ").append(_bar([*named, (_REST, "dim", rest)], room))
     told = [
         (f"{cells[part]} {PART_WORDS[part][0]} {_percent(shares[part])}", PART_WORDS[part][1])
         for part in ("productive", *largest[:PARTS_TOLD])
         if part in shares
     ]
-    if rest := math.fsum(shares[part] for part in largest[PARTS_TOLD:]):
+    if rest:
         told.append((f"{_REST} others {_percent(rest)}", "dim"))
     lines = [line, *_flow("", told, width)]
     if view.cost is not None and view.cost_lost is not None:
@@ -455,15 +456,15 @@ def place_of(path: str) -> str:
 
 def _bar(parts: Sequence[tuple[str, str, float]], cells: int) -> Text:
     """Parts (cell, style, share) side by side; one that is not nothing is seen if there is room."""
-    bar, edge, at = Text(), 0.0, 0
-    for cell, style, share in parts:
-        edge += min(max(share, 0.0), 1.0) * cells
-        until = max(round(edge), at + 1) if share > 0 and at < cells else round(edge)
-        until = min(until, cells)
-        bar.append(cell * max(until - at, 0), style=style)
-        at = max(until, at)
-    bar.append(_REST * (cells - at), style="dim")
-    return bar
+    shares = [min(max(share, 0.0), 1.0) for _, _, share in parts]
+    counts = [max(round(share * cells), 1) if share else 0 for share in shares]
+    room = max(round(min(math.fsum(shares), 1.0) * cells), any(counts))
+    while (sum(counts) > room and max(counts) > 1) or (0 < sum(counts) < room):
+        counts[counts.index(max(counts))] += 1 if sum(counts) < room else -1
+    bar = Text()
+    for (cell, style, _), count in zip(parts, counts, strict=True):
+        bar.append(cell * min(count, cells - len(bar)), style=style)
+    return bar.append(_REST * (cells - len(bar)), style="dim")
 
 
 def _flow(indent: str, words: Iterable[tuple[str, str]], width: int) -> list[Text]:
