@@ -172,8 +172,8 @@ TABLE: Final[tuple[MetricRow, ...]] = (
     ),
     _gauge(
         "outlast_spent_money",
-        "What the machines have cost so far, in the currency of price.spot and price.on_demand. "
-        "Only where a price is set; machines whose kind has none are left out.",
+        "What the machines have cost so far, in the currency of the prices (price.currency). Only "
+        "where a price is set; machines whose kind has none are left out.",
     ),
     _gauge("outlast_useful_money", "Of what was spent: new steps, their data, the script's own."),
     _gauge("outlast_lost_money", "Of what was spent: the rest. Useful and lost make up the whole."),

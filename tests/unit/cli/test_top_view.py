@@ -134,6 +134,9 @@ def test_one_whose_process_has_ended_is_dead(tmp_path):
     text = "\n".join(line.plain for line in screen(view, 80))
     assert "DEAD since 13:47:26 UTC, 54.0 s ago" in text
     assert "Next: outlast run train.py (goes on from step 10)" in text
+    write(tmp_path / "j", [one for one in lived() if one.event != "commit"])
+    text = "\n".join(line.plain for line in screen(viewed(tmp_path / "j"), 80))
+    assert "Next: outlast run train.py (from step 0: nothing is saved)" in text
 
 
 @pytest.mark.parametrize(("age_s", "state"), [(5.0, "running"), (600.0, "gone")])

@@ -203,7 +203,8 @@ def as_row(save: SaveName, found: Survey) -> dict[str, Any]:
     odd = odd_files(found, save)
     for tier, sizes in odd.items():
         first, what = next(iter(sizes.found.items()))
-        whole = f"{sizes.num - len(sizes.found)} of {sizes.num} files whole: {first} {what}"
+        left = sizes.num - len(sizes.found)
+        whole = f"{left:,} of {sizes.num:,} files whole: {first} {what}"
         row["tiers"][tier] = {"state": "invalid", "reason": whole, "odd_files": sizes.found}
     if manifests and set.intersection(*(set(_odd_names(odd, tier)) for tier in manifests)):
         row["state"], row["reason"] = "invalid", "a file is whole in no tier"

@@ -438,7 +438,9 @@ def _next(view: View, hint: str, width: int) -> list[Text]:
     """The command that comes next, and how to leave."""
     words = f"Next: outlast report {place_of(view.directory)}"
     if view.state in ("gone", "drained"):
-        stands = "" if view.saved_step is None else f" (goes on from step {view.saved_step:,})"
+        stands = " (from step 0: nothing is saved)" if view.num_steps_done else ""
+        if view.saved_step is not None:
+            stands = f" (goes on from step {view.saved_step:,})"
         words = f"Next: {view.command or 'the same command again'}{stands}"
     *lines, last = _wrapped(words, width, "dim", most=4)
     if hint and len(last) + 2 + len(hint) <= width:
