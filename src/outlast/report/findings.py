@@ -197,7 +197,12 @@ def machine_verdict(
         for node, own_s in lost.items():
             if 2 * own_s > lost_s:
                 share = f"{100 * own_s / lost_s:.0f} % of what slow ranks have cost"
-                bad.setdefault(node, []).append(f"{share} was waiting for it")
+                until_t = max(one.until_t for one in slow if one.node == node)
+                is_over = all(one.over for one in slow if one.node == node)
+                when = f"until {units.when(until_t)}" if is_over else "so far"
+                bad.setdefault(node, []).append(
+                    f"{share} ({units.seconds(own_s)}) was waiting for it, {when}"
+                )
     if bad:
         words = "; ".join(f"{node} stands out: {', '.join(why)}" for node, why in bad.items())
         return MachineVerdict(machines=list(bad), words=words)

@@ -146,7 +146,7 @@ def test_the_summary():
         "  goodput   50.0 % of 4 h 00 min of worker time, in 1 h 00 min, went into new steps",
         "  incidents 1 incident, 600 steps lost",
         (
-            f"  cost      1.40, of which 0.70 lost: {LOST_TERM}; 0.07 more than {SAVED_TERM} "
+            f"  cost      1.40, of which 0.70 lost: {LOST_TERM}; 0.067 more than {SAVED_TERM} "
             "(0.7 per machine and hour, spot; in the currency of [price])"
         ),
     ]
@@ -336,7 +336,7 @@ def test_a_tiers_own_interval_is_told_until_there_is_another():
         ev(4, "cadence", tier="s3", interval_s=600.0, every=20, reason=why),
     ]
     lines = plain(summary(events))
-    assert f"  tier      s3 every 10 min 00 s in calm: {why}" in lines
+    assert f"  tier      s3 every 10 min 00 s in calm, as decided: {why}" in lines
     assert to_json(events)["tiers"]["s3"]["interval_s"] == 600.0
     later = [*events, formed(5, attempt=2)]
     assert to_json(later)["tiers"] == to_json(events)["tiers"], "attempts say what is new"
