@@ -263,7 +263,7 @@ def summary_lines(job: Facts, *, now: float | None = None, num_unread: int = 0) 
         _line("steps", f"{steps}{replayed}"),
         _line("attempts", units.count(done.attempts, "attempt")),
         _line("commits", f"{units.count(done.commits, 'commit')}{newest}"),
-        *([_line("every", f"set to {job.every}")] if job.every else []),
+        *([_line("every", f"checkpoint.every is {job.every}")] if job.every else []),
         *(_line("tier", every_words(name, one)) for name, one in job.tiers.items()),
         _line(
             "goodput",
@@ -477,9 +477,9 @@ def slow_line(slow: SlowRank, job: Facts) -> Text:
         steps = f" (steps {slow.since_step} to {slow.until_step})"
     price = job.cost_of(slow.lost_s)
     paid = "" if price is None or job.money is None else f", {job.money.amount(price)}"
+    how = f"{_SLOW_CAUSES.get(slow.cause, _SLOW_CAUSES['compute'])} {_more_words(slow.factor)}"
     return line.append(
-        f": {_SLOW_CAUSES.get(slow.cause, 'slow')}, a step took it {_more_words(slow.factor)} the "
-        "others, "
+        f": {how} the others', "
         f"{span_words(slow.from_t, slow.until_t)}{'' if slow.over else ' and on'}{steps}, "
         f"about {units.seconds(slow.lost_s)} lost waiting{paid}",
         style="not bold",
@@ -493,9 +493,10 @@ def _more_words(factor: float) -> str:
 
 
 _SLOW_CAUSES: Final = {
-    "loader": "slow to get data",
-    "burst": "slow for some steps",
-    UNNAMED: "slow by each minute's figures, up to so much",
+    "compute": "slow, its steps",
+    "loader": "slow to get data, its steps",
+    "burst": "slow for some steps, these",
+    UNNAMED: "slow by each minute's figures, steps up to",
 }
 
 

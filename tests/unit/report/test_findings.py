@@ -261,7 +261,7 @@ def test_how_often_is_told_as_it_was_set_chosen_and_was():
         "local every 30.0 s in calm, as decided: measured; every 35.0 s as it was, in the middle, "
         "and 40.0 s at the longest"
     )
-    assert "  every     set to auto" in plain(summary_lines(job))
+    assert "  every     checkpoint.every is auto" in plain(summary_lines(job))
     data = to_json(events, every="auto")
     assert (data["checkpoint_every"], data["tiers"]["local"]["was_s"]) == ("auto", 35.0)
 

@@ -303,9 +303,9 @@ def test_slow_ranks_are_told_with_what_they_have_cost():
         "rank 1 on b",
     ]
     first, second = plain(slow_lines(job))
-    assert "slow, a step took it 50 % longer than the others, 1970-01-01 00:" in first
+    assert "slow, its steps 50 % longer than the others', 1970-01-01 00:" in first
     assert first.endswith("(steps 401 to 600), about 1 min 40 s lost waiting")
-    assert ": slow for some steps, a step took it 50 % longer" in second
+    assert ": slow for some steps, these 50 % longer than the others'" in second
     paid = facts(story, prices=priced(3.6))
     (share, _) = paid.slow_ranks
     price = paid.money.cost * share.lost_s / paid.held_s
