@@ -42,7 +42,6 @@ from outlast.report.page import page
 from outlast.report.text import (
     INCIDENT_TERMS,
     SAVED_TERM,
-    SLOW_TOLD,
     Paper,
     breakdown_lines,
     forecast_lines,
@@ -309,7 +308,7 @@ def _tell_what_went_wrong(console: Paper, job: Facts, now: float | None) -> None
     sections: list[tuple[str, list[list[Text]]]] = [
         ("incidents", [*incidents, *([[Text(INCIDENT_TERMS, "dim")]] if incidents else [])]),
         ("storms of failures", [storm_lines(one) for one in job.storms]),
-        ("slow ranks", [slow_lines(job, SLOW_TOLD)] if job.slow_ranks else []),
+        ("slow ranks", [slow_lines(job)] if job.slow_ranks else []),
     ]
     for name, told in sections:
         if told:

@@ -221,7 +221,8 @@ def facts(
     for event in ordered:
         if event.t - last_t > SILENT_S and trains and told.state == "running":
             gaps.append((last_t, event.t))
-        told.take(event)
+        if event.event != "step" or told.state != "running":  # a sample says that it runs
+            told.take(event)
         last_t, trains = event.t, trains or event.event == "resumed"
     state, end = told.state, told.end
     silent_s = None
@@ -243,7 +244,8 @@ def facts(
     kinds = kinds_of(rest)
     ranks = rank_times(rest)
     held_s = _seconds_of_the_job(spent.workers, spent.workers.held)
-    slow, waited_s = slow_list(slow_ranks(ordered), ranks, held_s)
+    named = slow_ranks(ordered) if any(one.event == "straggler" for one in rest) else []
+    slow, waited_s = slow_list(named, ranks, held_s)
     tiers = tier_times(rest)
     names = {name for name in spent.by_machine if name}
     newest_step = max(committed, default=None)

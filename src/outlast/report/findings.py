@@ -3,10 +3,10 @@
 **Slow ranks.** A rank is in the list once for each time that it was found slow. Where the watch
 named it while the job ran (the event ``straggler``), its figures are the watch's. A machine that
 the watch did not name then, and whose ``rank_steps`` lines call it slow, is in the list once, if
-that cost ``WORTH`` of the time that machines were held. What it cost is in both cases the time by
-which its work in a step was longer than that of the others, over the steps in which it was slow: so
-long did they wait. The watch judges it once, when it names the rank; the lines have it for each
-minute.
+that cost ``WORTH`` of the time that machines were held and ``WORTH_S`` at least. What it cost is in
+both cases the time by which its work in a step was longer than that of the others, over the steps
+in which it was slow: so long did they wait. The watch judges it once, when it names the rank; the
+lines have it for each minute.
 
 **A machine stands out** where it had more than half of the incidents in which machines are named,
 two at least, or more than half of what slow ranks have cost, if that is ``WORTH`` of the time held.
@@ -37,6 +37,7 @@ from outlast.report.series import RankTimes
 SILENT_S: Final = 3600.0
 SILENCE: Final = "silence"  # the kind of an incident
 WORTH: Final = 0.01
+WORTH_S: Final = 10.0
 UNNAMED: Final = "not named"
 _MOST_NAMED: Final = 3
 _MOVED_LEAST: Final = 3  # machines
@@ -115,7 +116,7 @@ def slow_list(
         is_named = any(
             one.node == node and one.from_t <= until_t and from_t <= one.until_t for one in told
         )
-        if is_named or worst.lost_s < WORTH * held_s:
+        if is_named or worst.lost_s < max(WORTH * held_s, WORTH_S):
             continue
         unnamed.append(worst)
         found.append(
@@ -197,7 +198,12 @@ def machine_verdict(
         for node, own_s in lost.items():
             if 2 * own_s > lost_s:
                 share = f"{100 * own_s / lost_s:.0f} % of what slow ranks have cost"
-                bad.setdefault(node, []).append(f"{share} was waiting for it")
+                until_t = max(one.until_t for one in slow if one.node == node)
+                is_over = all(one.over for one in slow if one.node == node)
+                when = f"until {units.when(until_t)}" if is_over else "so far"
+                bad.setdefault(node, []).append(
+                    f"{share} ({units.seconds(own_s)}) was waiting for it, {when}"
+                )
     if bad:
         words = "; ".join(f"{node} stands out: {', '.join(why)}" for node, why in bad.items())
         return MachineVerdict(machines=list(bad), words=words)

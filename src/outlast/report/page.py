@@ -40,7 +40,6 @@ MARK_LETTERS: Final = 120  # of what a mark says when it is pointed at
 ROWS: Final = 40  # of a table behind a picture
 LANES: Final = 200  # attempts that are drawn
 MARKS: Final = 80  # incidents that are drawn on a curve
-SLOW_TOLD: Final = 10  # slow ranks
 RANKS: Final = 64  # rows of workers; of more there are rows of machines, so many at most
 _QUIET: Final = frozenset(
     {
@@ -166,7 +165,7 @@ def page(
         every=[text.every_words(name, one) for name, one in job.tiers.items()],
         saved="" if job.money is None or job.money.saved is None else text.saved_words(job.money),
         untold=text.untold_words(job.untold) if job.untold is not None else "",
-        slow=[line.plain for line in text.slow_lines(job, SLOW_TOLD)],
+        slow=[line.plain for line in text.slow_lines(job)],
         storms=[[line.plain.strip() for line in text.storm_lines(one)] for one in job.storms],
         forecast=[_split(line.plain) for line in text.forecast_lines(job)],
         told=_told(job, ordered, directory, now),

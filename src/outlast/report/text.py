@@ -47,7 +47,8 @@ _STATE_STYLES: Final = {
 }
 _EIGHTHS: Final = " ▏▎▍▌▋▊▉"
 ATTEMPTS_TOLD: Final = 5  # the newest ones
-SLOW_TOLD: Final = 20
+SLOW_TOLD: Final = 10  # slow ranks that the watch named
+UNNAMED_TOLD: Final = 3  # and others
 RANKS_NAMED: Final = 8
 MACHINES_NAMED: Final = 3  # of machines that are alike
 
@@ -84,7 +85,7 @@ def where_time_went(
 
 
 def _price(paid: Money, cost: float | None) -> str:
-    return "" if cost is None else f"{cost:,.2f} {paid.currency}".strip()
+    return "" if cost is None else paid.amount(cost)
 
 
 def _row(percent: float, name: str, worker_seconds: float, price: str) -> Text:
@@ -262,7 +263,7 @@ def summary_lines(job: Facts, *, now: float | None = None, num_unread: int = 0) 
         _line("steps", f"{steps}{replayed}"),
         _line("attempts", units.count(done.attempts, "attempt")),
         _line("commits", f"{units.count(done.commits, 'commit')}{newest}"),
-        *([_line("every", f"set to {job.every}")] if job.every else []),
+        *([_line("every", f"checkpoint.every is {job.every}")] if job.every else []),
         *(_line("tier", every_words(name, one)) for name, one in job.tiers.items()),
         _line(
             "goodput",
@@ -310,10 +311,10 @@ def every_words(name: str, one: TierInterval) -> str:
     """How often a tier takes a checkpoint, as it was decided and as it was."""
     told = []
     if one.interval_s is not None:
-        told.append(f"every {units.seconds(one.interval_s)} in calm: {one.reason}")
+        told.append(f"every {units.seconds(one.interval_s)} in calm, as decided: {one.reason}")
     if one.was_s is not None and one.longest_s is not None:
-        was = f"as it was, {units.seconds(one.was_s)} in the middle"
-        told.append(f"{was} and {units.seconds(one.longest_s)} at the longest")
+        was = f"every {units.seconds(one.was_s)} as it was, in the middle"
+        told.append(f"{was}, and {units.seconds(one.longest_s)} at the longest")
     return f"{name} {'; '.join(told)}"
 
 
@@ -327,7 +328,7 @@ def cost_words(paid: Money) -> str:
     """What a job cost, of which so much is lost, at which prices; and what has no price."""
     words = []
     if paid.cost is not None and paid.lost is not None:
-        cost, lost = (f"{one:,.2f} {paid.currency}".strip() for one in (paid.cost, paid.lost))
+        cost, lost = paid.amount(paid.cost), paid.amount(paid.lost)
         words.append(f"{cost}, of which {lost} lost: {LOST_TERM}")
         if paid.saved is not None:
             words.append(saved_words(paid))
@@ -349,8 +350,7 @@ SAVED_TERM: Final = "the same work on demand, where nothing interrupts it"
 def saved_words(paid: Money) -> str:
     """What was saved, and beside what; there is a sum."""
     saved = paid.saved or 0.0
-    amount = f"{abs(saved):,.2f} {paid.currency}".strip()
-    return f"{amount} {'less' if saved >= 0 else 'more'} than {SAVED_TERM}"
+    return f"{paid.amount(abs(saved))} {'less' if saved >= 0 else 'more'} than {SAVED_TERM}"
 
 
 def price_words(paid: Money) -> str:
@@ -477,9 +477,9 @@ def slow_line(slow: SlowRank, job: Facts) -> Text:
         steps = f" (steps {slow.since_step} to {slow.until_step})"
     price = job.cost_of(slow.lost_s)
     paid = "" if price is None or job.money is None else f", {job.money.amount(price)}"
+    how = f"{_SLOW_CAUSES.get(slow.cause, _SLOW_CAUSES['compute'])} {_more_words(slow.factor)}"
     return line.append(
-        f": {_SLOW_CAUSES.get(slow.cause, 'slow')}, a step took it {_more_words(slow.factor)} the "
-        "others, "
+        f": {how} the others', "
         f"{span_words(slow.from_t, slow.until_t)}{'' if slow.over else ' and on'}{steps}, "
         f"about {units.seconds(slow.lost_s)} lost waiting{paid}",
         style="not bold",
@@ -493,20 +493,25 @@ def _more_words(factor: float) -> str:
 
 
 _SLOW_CAUSES: Final = {
-    "loader": "slow to get data",
-    "burst": "slow for some steps",
-    UNNAMED: "slow by each minute's figures, up to so much",
+    "compute": "slow, its steps",
+    "loader": "slow to get data, its steps",
+    "burst": "slow for some steps, these",
+    UNNAMED: "slow by each minute's figures, steps up to",
 }
 
 
-def slow_lines(job: Facts, most: int | None = None) -> list[Text]:
-    """The slow ranks; of more than ``most`` those that have cost most, and how many there are."""
-    told = job.slow_ranks
-    if most is not None and len(told) > most:
-        least_s = sorted(one.lost_s for one in told)[-most]
-        told = [one for one in told if one.lost_s >= least_s][:most]
-    lines = [slow_line(one, job) for one in told]
-    if left := len(job.slow_ranks) - len(told):
+def slow_lines(job: Facts) -> list[Text]:
+    """The slow ranks; of many those that have cost most, and how many more there are.
+
+    Of machines that the watch did not name there are few: where slowness goes from one to the next,
+    none of them is to blame.
+    """
+    kept: list[SlowRank] = []
+    for most, are_named in ((SLOW_TOLD, True), (UNNAMED_TOLD, False)):
+        told = [one for one in job.slow_ranks if (one.cause != UNNAMED) is are_named]
+        kept += sorted(told, key=lambda one: -one.lost_s)[:most]
+    lines = [slow_line(one, job) for one in sorted(kept, key=lambda one: one.from_t)]
+    if left := len(job.slow_ranks) - len(kept):
         lines.append(Text(f"and {left:,} more that have cost less: outlast report --json"))
     return lines
 

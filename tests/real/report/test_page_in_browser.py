@@ -60,7 +60,7 @@ def look(browser, url, *, host=""):
 def test_the_report_of_a_job_with_every_trouble(browser, report):
     look(browser, report)
     words = browser.run("document.body.innerText")
-    slow = "rank 11 on node-2: up to 1.6 times the others' work in a step"
+    slow = "rank 11 on node-2: slow, its steps 62 % longer than the others'"
     for expected in ("memory", "hang", "node-3", "Predicted and measured", slow):
         assert expected in words
     colours = browser.run(

@@ -15,6 +15,7 @@ from outlast.report.facts import facts, to_json
 from outlast.report.page import page
 from outlast.report.text import (
     INCIDENT_TERMS,
+    UNNAMED_TOLD,
     breakdown_lines,
     every_words,
     incident_lines,
@@ -72,7 +73,7 @@ def test_a_machine_with_most_of_the_incidents_stands_out():
     assert verdict.machines == ["b"]
     assert verdict.words == ("b stands out: had 2 of the 3 incidents in which machines are named")
     assert f"  machines  {verdict.words}" in summed(losing("b", "b", "c"))
-    assert "<strong>B stands out: had 2 of the 3" in page(losing("b", "b", "c"))
+    assert "<strong>Machines:</strong> b stands out: had 2 of the 3" in page(losing("b", "b", "c"))
     assert to_json(losing("b", "b", "c"))["machine_verdict"]["machines"] == ["b"]
 
 
@@ -92,7 +93,7 @@ def test_the_machine_that_is_slow_all_along_is_named():
     events = a_job(40, lambda rank, minute: 0.9 if rank == 3 else 0.4)
     job = facts([*begun(("a", "b")), *_later(events)])
     assert job.verdict.machines == ["b"]
-    assert "100 % of what slow ranks have cost was waiting for it" in job.verdict.words
+    assert "100 % of what slow ranks have cost (20 min 00 s) was waiting" in job.verdict.words
     (slow,) = job.slow_ranks
     assert (slow.node, slow.ranks, slow.cause, slow.since_step) == ("b", (3,), "not named", None)
     assert job.waited_s == pytest.approx(slow.lost_s) == pytest.approx(0.5 * 60 * 40)
@@ -106,7 +107,9 @@ def test_where_slowness_goes_from_machine_to_machine_none_is_bad():
     job = facts(large_job(8))
     assert job.verdict.machines == []
     assert job.verdict.words.startswith("no machine is bad: slowness went from machine to machine")
-    assert job.verdict.words in page(large_job(8)).replace("No machine", "no machine")
+    assert job.verdict.words in page(large_job(8))
+    *told, rest = plain(slow_lines(job))
+    assert (len(told), rest.split(" that ")[0]) == (UNNAMED_TOLD, "and 5 more")
     # Of machines that are slow in turn the others wait for one at a time.
     assert job.waited_s < sum(one.lost_s for one in job.slow_ranks)
 
@@ -255,10 +258,10 @@ def test_how_often_is_told_as_it_was_set_chosen_and_was():
     ]
     job = facts(events, every="auto")
     assert every_words("local", job.tiers["local"]) == (
-        "local every 30.0 s in calm: measured; as it was, 35.0 s in the middle and 40.0 s at the "
-        "longest"
+        "local every 30.0 s in calm, as decided: measured; every 35.0 s as it was, in the middle, "
+        "and 40.0 s at the longest"
     )
-    assert "  every     set to auto" in plain(summary_lines(job))
+    assert "  every     checkpoint.every is auto" in plain(summary_lines(job))
     data = to_json(events, every="auto")
     assert (data["checkpoint_every"], data["tiers"]["local"]["was_s"]) == ("auto", 35.0)
 

@@ -265,7 +265,7 @@ def test_a_job_of_one_worker_has_nobody_beside_it():
 def test_the_page_of_the_story_names_the_slow_rank():
     job = facts(story())
     (line,) = text.slow_lines(job)
-    assert line.plain.startswith("rank 11 on node-2: slow, a step took it 62 % longer than")
+    assert line.plain.startswith("rank 11 on node-2: slow, its steps 62 % longer than")
     html = page(story())
     assert line.plain.replace("'", "&#39;") in html
     assert f"{units.seconds(job.waited_s)} lost waiting" in line.plain  # one figure

@@ -146,7 +146,7 @@ def test_the_summary():
         "  goodput   50.0 % of 4 h 00 min of worker time, in 1 h 00 min, went into new steps",
         "  incidents 1 incident, 600 steps lost",
         (
-            f"  cost      1.40, of which 0.70 lost: {LOST_TERM}; 0.07 more than {SAVED_TERM} "
+            f"  cost      1.40, of which 0.70 lost: {LOST_TERM}; 0.067 more than {SAVED_TERM} "
             "(0.7 per machine and hour, spot; in the currency of [price])"
         ),
     ]
@@ -303,9 +303,9 @@ def test_slow_ranks_are_told_with_what_they_have_cost():
         "rank 1 on b",
     ]
     first, second = plain(slow_lines(job))
-    assert "slow, a step took it 50 % longer than the others, 1970-01-01 00:" in first
+    assert "slow, its steps 50 % longer than the others', 1970-01-01 00:" in first
     assert first.endswith("(steps 401 to 600), about 1 min 40 s lost waiting")
-    assert ": slow for some steps, a step took it 50 % longer" in second
+    assert ": slow for some steps, these 50 % longer than the others'" in second
     paid = facts(story, prices=priced(3.6))
     (share, _) = paid.slow_ranks
     price = paid.money.cost * share.lost_s / paid.held_s
@@ -336,7 +336,7 @@ def test_a_tiers_own_interval_is_told_until_there_is_another():
         ev(4, "cadence", tier="s3", interval_s=600.0, every=20, reason=why),
     ]
     lines = plain(summary(events))
-    assert f"  tier      s3 every 10 min 00 s in calm: {why}" in lines
+    assert f"  tier      s3 every 10 min 00 s in calm, as decided: {why}" in lines
     assert to_json(events)["tiers"]["s3"]["interval_s"] == 600.0
     later = [*events, formed(5, attempt=2)]
     assert to_json(later)["tiers"] == to_json(events)["tiers"], "attempts say what is new"
