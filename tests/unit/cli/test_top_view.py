@@ -258,6 +258,11 @@ def test_slow_ranks_are_those_of_the_report_and_one_that_is_over_is_not_forgotte
     text = " ".join(line.plain.strip() for line in screen(both([*events, *many], NOW), 120, 40))
     assert "slow: rank 3 on b" in text  # that still is, before those that were
     assert "and 4 more times that a rank was slow" in text
+    for height in range(5, 40):  # each is there as a whole, or not at all
+        lines = screen(viewed(tmp_path / "j"), 80, height)
+        text = " ".join(line.plain.strip() for line in lines)
+        assert text.count("slow: rank") == text.count("lost waiting, 0.")
+        assert len(lines) <= height
 
 
 def test_messages_that_did_not_go_out_are_seen_until_one_does(tmp_path):

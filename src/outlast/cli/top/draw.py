@@ -81,17 +81,19 @@ def screen(view: View, width: int, height: int | None = None, *, hint: str = "")
     top = [*_head(view, width), *_progress(view, width), *_warnings(view, width)]
     goodput, tiers = _goodput(view, width), _tiers(view.tiers, width)
     machines, ranks = _machines(view.machines, width), _ranks(view.ranks, width)
-    slow = _slow_ranks(view.slow_ranks, width)
     end = _next(view, hint, width)
     if height is None:
+        slow = _slow_ranks(view.slow_ranks, width, sys.maxsize)
         told = _incidents(view, width, sys.maxsize)
         return [*top, *goodput, *tiers, *machines, *ranks, *slow, *told, *end]
     room = max(height - len(top) - len(end), 0)
     least = min(4, room // 2) if view.incidents else 1
     middle: list[Text] = []
-    for part in (goodput[:1], tiers, machines[:1], ranks, goodput[1:], slow, machines[1:]):
-        part_lines = part[: max(room - least - len(middle), 0)]
-        middle += part_lines
+    for part in (goodput[:1], tiers, machines[:1], ranks, goodput[1:]):
+        middle += part[: max(room - least - len(middle), 0)]
+    slow = _slow_ranks(view.slow_ranks, width, room - least - len(middle))
+    middle += slow
+    middle += machines[1 : 1 + max(room - least - len(middle), 0)]
     shown = {id(line) for line in middle}
     ordered = [line for line in (*goodput, *tiers, *machines, *ranks, *slow) if id(line) in shown]
     rest = room - len(ordered)
@@ -351,16 +353,18 @@ def _now_words(one: RankView) -> str:
     return f"{one.doing} {_seconds(one.doing_s if (one.doing_s or 0) >= 1 else None)}".strip()
 
 
-def _slow_ranks(found: Sequence[SlowView], width: int) -> list[Text]:
+def _slow_ranks(found: Sequence[SlowView], width: int, room: int) -> list[Text]:
     """The ones that have cost most, as the report has them; first those that still are slow."""
     worst = sorted(found, key=lambda one: (one.rank.over, -one.rank.lost_s))
     lines: list[Text] = []
-    for one in worst[:SLOW_TOLD]:
-        style = "yellow" if one.rank.over else _BAD
-        lines += _wrapped(f"slow: {one.what}", width, style, most=3)
-    if len(found) > SLOW_TOLD:
-        more = f"and {len(found) - SLOW_TOLD:,} more times that a rank was slow: outlast report"
-        lines.append(Text(f"{' ' * INDENT}{more}", style="dim"))
+    for num_told, one in enumerate([*worst[:SLOW_TOLD], None]):
+        left = len(found) - num_told
+        style = "dim" if one is None else "yellow" if one.rank.over else _BAD
+        words = f"and {left:,} more times that a rank was slow: outlast report"
+        told = _wrapped(words if one is None else f"slow: {one.what}", width, style, most=3)
+        if not left or len(lines) + len(told) > room:
+            break
+        lines += told
     return lines
 
 
