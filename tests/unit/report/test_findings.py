@@ -6,6 +6,7 @@ import msgspec
 import pytest
 from click.testing import CliRunner
 from test_ranks import a_job
+from test_report_text import summary
 from unit_prices import priced
 
 from outlast.cli.report import command
@@ -20,7 +21,6 @@ from outlast.report.text import (
     every_words,
     incident_lines,
     slow_lines,
-    summary,
     summary_lines,
     warning_lines,
 )
@@ -204,6 +204,25 @@ def test_time_of_which_an_incident_tells_is_no_silence():
     ended = [*begun(), ev(103.0, "drained", step=100, committed=True)]
     ended += [ev(lost_t, "job_started", 0), ev(lost_t + 1, "attempt_formed", 2, world_size=2)]
     assert "silence" not in [one.kind for one in facts(ended).incidents]
+
+
+def test_an_incident_that_is_not_over_costs_so_far_and_silence_costs_nothing():
+    lost = [*begun(), ev(104.0, "worker_lost", node="b", rank=1, step=100, beat_t=1e9 + 102)]
+    job = facts(lost, now=1e9 + 164)
+    words = plain(incident_lines(job.incidents[0], job))[-1]
+    assert words == (
+        "  cost 1 min 02 s of each worker so far: 2.0 s until it was noticed, 1 min 00 s since "
+        "then, and training stands still"
+    )
+    later = facts(lost, now=1e9 + 104 + 9 * HOUR_S)
+    assert later.cost_of_incident(later.incidents[0]).total_s == pytest.approx(2.0)
+    ended = facts([*lost, ev(105.0, "job_finished", exit_code=76)])
+    assert ended.cost_of_incident(ended.incidents[0]) is None
+
+
+def test_a_script_without_a_session_is_not_silent_while_it_says_nothing():
+    unheard = [*begun()[:2], ev(2 * HOUR_S, "job_finished", exit_code=0)]
+    assert facts(unheard).incidents == []
 
 
 def test_a_job_that_fell_silent_has_a_warning_with_the_next_command():

@@ -22,11 +22,15 @@ from outlast.report.text import (
     breakdown_lines,
     incident_lines,
     slow_lines,
-    summary,
+    summary_lines,
     where_time_went,
 )
 
 _MONO = itertools.count()
+
+
+def summary(events, now=None, **more):
+    return summary_lines(facts(events, now=now, **more), now=now)
 
 
 def ev(t, event, attempt=1, rank=None, **fields):
