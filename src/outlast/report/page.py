@@ -160,7 +160,6 @@ def page(
         tiers=_tier_table(job),
         machines=_machine_table(job),
         verdict="" if job.verdict is None else job.verdict.words,
-        place="" if directory is None else str(directory),
         incident_terms=text.INCIDENT_TERMS,
         every=[text.every_words(name, one) for name, one in job.tiers.items()],
         saved="" if job.money is None or job.money.saved is None else text.saved_words(job.money),

@@ -198,10 +198,17 @@ def _incident_cost(incident: Incident, job: Facts) -> str:
         for seconds, words in zip(cost, _COST_WORDS, strict=True)
         if seconds
     ]
-    price = job.cost_of(cost.held_s)
-    paid = "" if price is None or job.money is None else f", {job.money.amount(price)}"
+    paid = _and_price(job, cost.held_s)
     so_far = "" if is_back else " so far"
     return f"cost {units.seconds(cost.total_s)} of each worker{so_far}{paid}: {', '.join(parts)}"
+
+
+def _and_price(job: Facts, held_s: float) -> str:
+    """What so many seconds of the job cost, behind what is said of them; "" without a price."""
+    price = job.cost_of(held_s)
+    if price is None or job.money is None:
+        return ""
+    return f" and {job.money.amount(price)}{'' if job.money.currency else ' in money'}"
 
 
 # In the order of IncidentCost's parts; and of one that is not over.
@@ -458,13 +465,11 @@ def slow_line(slow: SlowRank, job: Facts) -> Text:
     steps = ""
     if slow.since_step is not None:
         steps = f" (steps {slow.since_step} to {slow.until_step})"
-    price = job.cost_of(slow.lost_s)
-    paid = "" if price is None or job.money is None else f", {job.money.amount(price)}"
     how = f"{_SLOW_CAUSES.get(slow.cause, _SLOW_CAUSES['compute'])} {_more_words(slow.factor)}"
     return line.append(
         f": {how} the others', "
         f"{span_words(slow.from_t, slow.until_t)}{'' if slow.over else ' and on'}{steps}, "
-        f"about {units.seconds(slow.lost_s)} lost waiting{paid}",
+        f"about {units.seconds(slow.lost_s)} lost waiting{_and_price(job, slow.lost_s)}",
         style="not bold",
     )
 
