@@ -137,7 +137,7 @@ def _report(directory: str | None, *, as_json: bool, output: Path | None) -> Non
         console.print(line)
     for line in warning_lines(told, directory or ""):
         console.print(line)
-    _tell_what_went_wrong(console, told, now)
+    _tell_what_went_wrong(console, told)
     if events:
         console.print("[bold]where the time went[/]")
         width = 20 if console.is_terminal else 0
@@ -302,9 +302,9 @@ def _write(content: str, path: Path) -> None:
     click.echo(f"{path}: {units.size(len(content.encode()))}, one file; open it in a browser")
 
 
-def _tell_what_went_wrong(console: Paper, job: Facts, now: float | None) -> None:
+def _tell_what_went_wrong(console: Paper, job: Facts) -> None:
     """The incidents, the storms that they make, and the slow ranks."""
-    incidents = [incident_lines(one, job, now=now) for one in job.incidents]
+    incidents = [incident_lines(one, job) for one in job.incidents]
     sections: list[tuple[str, list[list[Text]]]] = [
         ("incidents", [*incidents, *([[Text(INCIDENT_TERMS, "dim")]] if incidents else [])]),
         ("storms of failures", [storm_lines(one) for one in job.storms]),

@@ -43,6 +43,7 @@ from outlast.ledger.measured import TierTime
 from outlast.prices import Prices
 from outlast.report import series
 from outlast.report.facts import Facts, facts
+from outlast.report.findings import SILENT_S
 from outlast.report.money import Money, kinds_of, money
 from outlast.report.text import PART_WORDS
 
@@ -224,7 +225,7 @@ def compared(
         name=name,
         directory=str(directory),
         job=record.id,
-        state=job.state,
+        state="silent" if job.state == "running" and (age_s or 0.0) > SILENT_S else job.state,
         reason=job.reason,
         notes=_notes(job, record, age_s, num_unread),
         command=str(started[-1].get("command") or "") if started else "",

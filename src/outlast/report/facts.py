@@ -118,6 +118,7 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
         warnings: what has to be done.
         committed_step: the newest step with a commit, or None.
         last_event_t: wall-clock time of the newest event, or None.
+        until_t: up to which a job that is not over is counted; None of others.
         by_attempt: attempt → part → worker-seconds.
         by_machine: machine → part → worker-seconds.
         by_tier: what bringing checkpoints to each tier took.
@@ -144,6 +145,7 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
     waited_s: float
     committed_step: int | None
     last_event_t: float | None
+    until_t: float | None = None
     verdict: MachineVerdict | None = None
     failures: dict[str, dict[str, int]] = {}
     warnings: list[JobWarning] = []
@@ -188,14 +190,12 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
             else cost * (held_s / self.held_s)
         )
 
-    def cost_of_incident(self, one: Incident, now: float | None = None) -> IncidentCost | None:
-        """What an incident has cost each worker, at the time that a step took which is made again.
+    def cost_of_incident(self, one: Incident) -> IncidentCost | None:
+        """What one of its incidents has cost each worker, so far where it is not over.
 
-        Args:
-            one: of this job.
-            now: as of :meth:`outlast.ledger.incidents.Incident.cost`.
+        A step that is made again counts as long as such steps took in this job.
         """
-        return None if one.kind == SILENCE else one.cost(self.again_s, now)
+        return None if one.kind == SILENCE else one.cost(self.again_s, self.until_t)
 
 
 def facts(
@@ -277,6 +277,7 @@ def facts(
             newest_step=newest_step,
             tiers=tiers,
         ),
+        until_t=now if state in GOING_ON else None,
         committed_step=newest_step,
         last_event_t=ordered[-1].t if ordered else None,
         unfit=_unfit(rest),
@@ -354,7 +355,7 @@ def to_json(
         "storms": [
             {**msgspec.to_builtins(storm), "all_lost_s": storm.all_lost_s} for storm in job.storms
         ],
-        "incidents": [_incident_json(job, incident, now) for incident in job.incidents],
+        "incidents": [_incident_json(job, incident) for incident in job.incidents],
     }
 
 
@@ -380,9 +381,9 @@ def _rank_json(one: RankTimes) -> dict[str, Any]:
     return data
 
 
-def _incident_json(job: Facts, incident: Incident, now: float | None) -> dict[str, Any]:
+def _incident_json(job: Facts, incident: Incident) -> dict[str, Any]:
     data: dict[str, Any] = msgspec.to_builtins(incident)
-    cost = job.cost_of_incident(incident, now)
+    cost = job.cost_of_incident(incident)
     return {
         **data,
         "ranks": list(incident.ranks),
@@ -402,7 +403,7 @@ def _tiers(ordered: list[Event]) -> dict[str, TierInterval]:
     for event in ordered:
         if event.event == "cadence":
             with contextlib.suppress(msgspec.ValidationError):
-                found = msgspec.convert(event.fields, _Chosen)
+                found = msgspec.convert(event.fields, _DecidedInterval)
                 if not found.burst:
                     one = TierInterval(interval_s=found.interval_s, reason=found.reason)
                     chosen[found.tier or ""] = one
@@ -424,7 +425,7 @@ def _tiers(ordered: list[Event]) -> dict[str, TierInterval]:
     return chosen
 
 
-class _Chosen(msgspec.Struct):
+class _DecidedInterval(msgspec.Struct):
     interval_s: float
     reason: str
     tier: str | None = None

@@ -160,7 +160,6 @@ def page(
         tiers=_tier_table(job),
         machines=_machine_table(job),
         verdict="" if job.verdict is None else job.verdict.words,
-        place="" if directory is None else str(directory),
         incident_terms=text.INCIDENT_TERMS,
         every=[text.every_words(name, one) for name, one in job.tiers.items()],
         saved="" if job.money is None or job.money.saved is None else text.saved_words(job.money),
@@ -168,7 +167,7 @@ def page(
         slow=[line.plain for line in text.slow_lines(job)],
         storms=[[line.plain.strip() for line in text.storm_lines(one)] for one in job.storms],
         forecast=[_split(line.plain) for line in text.forecast_lines(job)],
-        told=_told(job, ordered, directory, now),
+        told=_told(job, ordered, directory),
         num_earlier=max(0, len(job.incidents) - TOLD),
         refresh_s=refresh_s,
         written=units.when(now) if now is not None else "",
@@ -280,15 +279,13 @@ def _attempt_table(spans: Sequence[series.AttemptSpan]) -> PageTable:
     return PageTable(heads, rows, len(spans))
 
 
-def _told(
-    job: Facts, ordered: Sequence[Event], directory: Path | None, now: float | None
-) -> list[ToldIncident]:
+def _told(job: Facts, ordered: Sequence[Event], directory: Path | None) -> list[ToldIncident]:
     """The newest incidents, in the order of their times; the newest have the room for evidence."""
     room = EVIDENCE_BYTES
     told = []
     newest = list(enumerate(job.incidents, 1))[-TOLD:]
     for number, one in reversed(newest):
-        lines = [line.plain.strip() for line in text.incident_lines(one, job, now=now)][1:]
+        lines = [line.plain.strip() for line in text.incident_lines(one, job)][1:]
         evidence, stacks = [], []
         for event in _within(ordered, one):
             words = _event_words(event)

@@ -15,11 +15,9 @@ from rich.console import Console
 from rich.text import Text
 
 from outlast import units
-from outlast.ledger.events import Event
 from outlast.ledger.goodput import Goodput, Part
 from outlast.ledger.incidents import Incident
-from outlast.prices import NO_PRICES, Prices
-from outlast.report.facts import GOING_ON, Facts, State, TierInterval, Untold, facts
+from outlast.report.facts import GOING_ON, Facts, State, TierInterval, Untold
 from outlast.report.findings import SILENCE, UNNAMED, SlowRank
 from outlast.report.forecast import Forecast, Storm
 from outlast.report.money import Money
@@ -159,15 +157,12 @@ def _names_words(job: Facts, names: Sequence[str]) -> str:
     return f"{len(names):,} machines alike{f' ({kind})' if kind else ''}: {listed}"
 
 
-def incident_lines(
-    incident: Incident, job: Facts | None = None, *, now: float | None = None
-) -> list[Text]:
+def incident_lines(incident: Incident, job: Facts | None = None) -> list[Text]:
     """Two to four lines: what happened, what was lost, when the job was back, what that cost.
 
     Args:
         incident: of a job.
         job: that job; without it nothing is said of the cost.
-        now: as of :func:`outlast.report.facts.facts`.
     """
     first = Text(f"{units.when(incident.began_t)}  ", style="dim")
     first.append(incident.kind, style="bold red not dim")
@@ -187,32 +182,41 @@ def incident_lines(
         words = f"the commit of step {stands} stands" if stands else "nothing is committed"
         told.append(f"{words}, {units.count(incident.lost_steps, 'step')} lost")
     lines = [first, Text(f"  {'; '.join(told)}")] if told else [first]
-    cost = "" if job is None else _incident_cost(incident, job, now)
+    cost = "" if job is None else _incident_cost(incident, job)
     back = _back(incident, "running" if job is None else job.state)
     return [*lines, Text(f"  {back}"), *([Text(f"  {cost}")] if cost else [])]
 
 
-def _incident_cost(incident: Incident, job: Facts, now: float | None) -> str:
+def _incident_cost(incident: Incident, job: Facts) -> str:
     """Its parts, which add up, and their price; "" where it is not known or nothing."""
-    cost = job.cost_of_incident(incident, now)
+    cost = job.cost_of_incident(incident)
     if cost is None or not cost.total_s:
         return ""
+    is_back = incident.back_t is not None
     parts = [
-        f"{units.seconds(seconds)} {words}"
+        f"{units.seconds(seconds)} {words[not is_back]}"
         for seconds, words in zip(cost, _COST_WORDS, strict=True)
         if seconds
     ]
-    price = job.cost_of(cost.held_s)
-    paid = "" if price is None or job.money is None else f", {job.money.amount(price)}"
-    return f"cost {units.seconds(cost.total_s)} of each worker{paid}: {', '.join(parts)}"
+    paid = _and_price(job, cost.held_s)
+    so_far = "" if is_back else " so far"
+    return f"cost {units.seconds(cost.total_s)} of each worker{so_far}{paid}: {', '.join(parts)}"
 
 
-# In the order of IncidentCost's parts.
+def _and_price(job: Facts, held_s: float) -> str:
+    """What so many seconds of the job cost, behind what is said of them; "" without a price."""
+    price = job.cost_of(held_s)
+    if price is None or job.money is None:
+        return ""
+    return f" and {job.money.amount(price)}{'' if job.money.currency else ' in money'}"
+
+
+# In the order of IncidentCost's parts; and of one that is not over.
 _COST_WORDS: Final = (
-    "until it was noticed",
-    "in which nobody had started it",
-    "until training went on",
-    "for steps made again after that",
+    ("until it was noticed", "until it was noticed"),
+    ("in which nobody had started it", "in which nobody had started it"),
+    ("until training went on", "since then, and training stands still"),
+    ("for steps made again after that", "for steps that are to be made again"),
 )
 INCIDENT_TERMS: Final = (
     "lost: completed steps that are made again; back after: from the first sign to the first "
@@ -228,26 +232,12 @@ def _back(incident: Incident, state: State) -> str:
     return "not back yet" if state in GOING_ON else f"not back: the job's end ({state})"
 
 
-def summary(
-    events: Iterable[Event],
-    *,
-    now: float | None = None,
-    prices: Prices = NO_PRICES,
-) -> list[Text]:
+def summary_lines(job: Facts, *, now: float | None = None, num_unread: int = 0) -> list[Text]:
     """The job in a few lines: id and state, steps, attempts, goodput, incidents, money.
 
-    Arguments are those of :func:`outlast.report.facts.facts`.
-    """
-    job = facts(events, now=now, prices=prices)
-    return summary_lines(job, now=now)
-
-
-def summary_lines(job: Facts, *, now: float | None = None, num_unread: int = 0) -> list[Text]:
-    """:func:`summary` of facts that are at hand already.
-
     Args:
-        job: them.
-        now: as there.
+        job: it.
+        now: as of :func:`outlast.report.facts.facts`.
         num_unread: lines of the ledger that could not be read.
     """
     if job.state == "not started" and job.last_event_t is None:
@@ -475,13 +465,11 @@ def slow_line(slow: SlowRank, job: Facts) -> Text:
     steps = ""
     if slow.since_step is not None:
         steps = f" (steps {slow.since_step} to {slow.until_step})"
-    price = job.cost_of(slow.lost_s)
-    paid = "" if price is None or job.money is None else f", {job.money.amount(price)}"
     how = f"{_SLOW_CAUSES.get(slow.cause, _SLOW_CAUSES['compute'])} {_more_words(slow.factor)}"
     return line.append(
         f": {how} the others', "
         f"{span_words(slow.from_t, slow.until_t)}{'' if slow.over else ' and on'}{steps}, "
-        f"about {units.seconds(slow.lost_s)} lost waiting{paid}",
+        f"about {units.seconds(slow.lost_s)} lost waiting{_and_price(job, slow.lost_s)}",
         style="not bold",
     )
 

@@ -233,6 +233,8 @@ def test_one_without_steps_without_a_price_and_one_that_is_not_over():
         "has completed no step",
         "has not been started: its ledger is empty",
     ]
+    assert one_of("begun", begun, 800, age_s=90.0).state == "running"
+    assert one_of("begun", begun, 800, age_s=2 * HOUR_S).state == "silent"
     found = rows_of(jobs)
     assert found["to step 800", "time"].cells[2:] == ["", ""]
     assert found["to step 800", "cost"].cells[1:] == ["", "", ""]

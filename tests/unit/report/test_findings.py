@@ -6,6 +6,7 @@ import msgspec
 import pytest
 from click.testing import CliRunner
 from test_ranks import a_job
+from test_report_text import summary
 from unit_prices import priced
 
 from outlast.cli.report import command
@@ -20,7 +21,6 @@ from outlast.report.text import (
     every_words,
     incident_lines,
     slow_lines,
-    summary,
     summary_lines,
     warning_lines,
 )
@@ -206,6 +206,25 @@ def test_time_of_which_an_incident_tells_is_no_silence():
     assert "silence" not in [one.kind for one in facts(ended).incidents]
 
 
+def test_an_incident_that_is_not_over_costs_so_far_and_silence_costs_nothing():
+    lost = [*begun(), ev(104.0, "worker_lost", node="b", rank=1, step=100, beat_t=1e9 + 102)]
+    job = facts(lost, now=1e9 + 164)
+    words = plain(incident_lines(job.incidents[0], job))[-1]
+    assert words == (
+        "  cost 1 min 02 s of each worker so far: 2.0 s until it was noticed, 1 min 00 s since "
+        "then, and training stands still"
+    )
+    later = facts(lost, now=1e9 + 104 + 9 * HOUR_S)
+    assert later.cost_of_incident(later.incidents[0]).total_s == pytest.approx(2.0)
+    ended = facts([*lost, ev(105.0, "job_finished", exit_code=76)])
+    assert ended.cost_of_incident(ended.incidents[0]) is None
+
+
+def test_a_script_without_a_session_is_not_silent_while_it_says_nothing():
+    unheard = [*begun()[:2], ev(2 * HOUR_S, "job_finished", exit_code=0)]
+    assert facts(unheard).incidents == []
+
+
 def test_a_job_that_fell_silent_has_a_warning_with_the_next_command():
     job = facts(begun(), now=1e9 + 102 + 5 * HOUR_S)
     (warning,) = job.warnings
@@ -244,7 +263,7 @@ def test_a_last_checkpoint_on_the_first_tier_alone_is_a_warning(end, tmp_path):
     told = json.loads(CliRunner().invoke(command, [str(job), "--json"]).output)
     assert told["warnings"] == [{"what": warning.what, "command": warning.command}]
     drawn = page(saved(on_s3=False, end=end), job)
-    assert f"{warning.what}. Next: <code>{warning.command} {job}</code>" in drawn
+    assert f"{warning.what}. Next: <code>{warning.command}</code>" in drawn
 
 
 def test_how_often_is_told_as_it_was_set_chosen_and_was():
@@ -287,5 +306,6 @@ def test_a_slow_ranks_price_is_its_part_of_the_jobs():
     job = facts(story(), prices=priced(36.0))
     assert job.cost_of(job.held_s) == pytest.approx(job.money.cost)
     (line,) = plain(slow_lines(job))
-    assert line.endswith(job.money.amount(job.cost_of(job.slow_ranks[0].lost_s)))
+    price = job.money.amount(job.cost_of(job.slow_ranks[0].lost_s))
+    assert line.endswith(f" lost waiting and {price} in money")
     assert split(story()).machines.held / 4 == pytest.approx(job.held_s, rel=0.01)

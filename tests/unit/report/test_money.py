@@ -8,6 +8,7 @@ import hypothesis.strategies as st
 import msgspec
 import pytest
 from hypothesis import given
+from test_report_text import summary
 from unit_prices import priced
 
 from outlast.health.exporter import CadenceSetting
@@ -18,7 +19,7 @@ from outlast.metrics.folded import JobFold
 from outlast.metrics.news import NewsFold, NewsMarks
 from outlast.report.facts import facts, to_json
 from outlast.report.money import held_s, kinds_of, money
-from outlast.report.text import LOST_TERM, summary
+from outlast.report.text import LOST_TERM
 
 _MONO = itertools.count()
 KINDS = {"a": "p5", "b": "p5", "c": "g6"}

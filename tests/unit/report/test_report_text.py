@@ -22,11 +22,15 @@ from outlast.report.text import (
     breakdown_lines,
     incident_lines,
     slow_lines,
-    summary,
+    summary_lines,
     where_time_went,
 )
 
 _MONO = itertools.count()
+
+
+def summary(events, now=None, **more):
+    return summary_lines(facts(events, now=now, **more), now=now)
 
 
 def ev(t, event, attempt=1, rank=None, **fields):
@@ -309,7 +313,7 @@ def test_slow_ranks_are_told_with_what_they_have_cost():
     paid = facts(story, prices=priced(3.6))
     (share, _) = paid.slow_ranks
     price = paid.money.cost * share.lost_s / paid.held_s
-    assert plain(slow_lines(paid))[0].endswith(f"lost waiting, {paid.money.amount(price)}")
+    assert plain(slow_lines(paid))[0].endswith(f"waiting and {paid.money.amount(price)} in money")
     assert to_json(story, prices=priced(3.6))["slow_ranks"][0]["cost"] == pytest.approx(price)
     (line,) = [line for line in plain(summary(story)) if "slow rank" in line]
     assert line == (

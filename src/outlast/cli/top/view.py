@@ -395,14 +395,15 @@ class Following:
         told = so_far.incidents(first - 1)
         pace_s = statistics.median(seen.paces) if seen.paces else None
         left = self._left(step, split) if is_running else (None, None)
-        job = self._facts(state, split, told)
+        newest_t = so_far.newest_t
+        until_t = steady if is_running else newest_t if state in ("gone", "silent") else None
+        job = self._facts(split, told, until_t)
         paid = job.money or Money()
         slow = {
             (node, int(rank)): factor
             for (node, rank), factor in tally.values["outlast_rank_slowdown_ratio"].items()
             if may_run
         }
-        newest_t = so_far.newest_t
         return View(
             job=self._job.id,
             directory=str(self._directory),
@@ -447,15 +448,14 @@ class Following:
             cost_lost=paid.lost,
             num_incidents=so_far.num_incidents,
             incidents=[
-                self._incident(first + i, one, job, steady if is_running else newest_t)
-                for i, one in reversed(list(enumerate(told)))
+                self._incident(first + i, one, job) for i, one in reversed(list(enumerate(told)))
             ],
             untold=seen.untold,
             note=self._unreadable
             or (f"storage failed, {seen.storage_error}" if seen.storage_error else ""),
         )
 
-    def _facts(self, state: State | Standing, split: Split, told: list[Incident]) -> Facts:
+    def _facts(self, split: Split, told: list[Incident], until_t: float | None) -> Facts:
         """As the report has them, for what it makes of them.
 
         Of slow ranks those that the watch has named: the others are found by the whole ledger.
@@ -477,6 +477,7 @@ class Following:
             waited_s=waited_s,
             committed_step=None,
             last_event_t=self._fold.so_far.newest_t,
+            until_t=until_t,
             kinds=self._fold.measured.kinds,
             money=money(split, self._fold.measured.kinds, self._settings.prices),
         )
@@ -536,12 +537,10 @@ class Following:
             )
         return found
 
-    def _incident(
-        self, number: int, one: Incident, job: Facts, until_t: float | None
-    ) -> IncidentView:
+    def _incident(self, number: int, one: Incident, job: Facts) -> IncidentView:
         end_t = math.inf if one.back_t is None else one.back_t
         places = [place for t, place in self._ledger.stacks if one.began_t <= t <= end_t]
-        cost = job.cost_of_incident(one, until_t)
+        cost = job.cost_of_incident(one)
         return IncidentView(
             number=number,
             began_t=one.began_t,
