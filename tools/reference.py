@@ -411,8 +411,9 @@ def exit_codes() -> str:
                 "demo`, `outlast doctor` and `outlast checkpoints verify` exit with 0 (passed) or "
                 "1 (failed). "
                 "Every command exits with 2 for wrong usage. `outlast watch` has "
-                "[codes of its own](../watch.md). What the codes mean to Slurm, Kubernetes and "
-                "SkyPilot: [running it](../running.md#what-each-exit-code-means-to-them)."
+                "[codes of its own](../watch.md), and so has [`outlast top`]"
+                "(../top.md#in-scripts). What the codes mean to Slurm, Kubernetes and SkyPilot: "
+                "[running it](../running.md#what-each-exit-code-means-to-them)."
             ),
         ]
     )

@@ -32,7 +32,7 @@ import msgspec
 
 from outlast import units
 from outlast.errors import ConfigError, nearest
-from outlast.prices import PriceList, Prices, parse_kind, parse_prices
+from outlast.prices import PriceList, Prices, parse_currency, parse_kind, parse_prices
 from outlast.tiers import Tier, parse_directory, parse_keep, parse_tiers
 from outlast.units import reader
 
@@ -214,6 +214,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     """Price of a spot machine per hour: one for all, or one for each kind of machine."""
     price_on_demand: Annotated[PriceList, Setting("", parse_prices, str)]
     """The same of an on-demand machine."""
+    price_currency: Annotated[str, Setting("", parse_currency)]
+    """The currency of the prices, as it is shown; nothing is converted."""
     price_kind: Annotated[str | None, Setting("auto", parse_machine_kind)]
     """What kind of machine this is, as the prices name it; None: as its platform says."""
 
@@ -252,7 +254,9 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def prices(self) -> Prices:
         """What machines cost."""
-        return Prices(spot=self.price_spot, on_demand=self.price_on_demand)
+        return Prices(
+            spot=self.price_spot, on_demand=self.price_on_demand, currency=self.price_currency
+        )
 
 
 # --- how each is read -----------------------------------------------------------------------------

@@ -1,10 +1,10 @@
 """What machines cost, as it is set: ``[price]`` in ``outlast.toml``.
 
-A price is that of one machine for one hour, in a currency that nobody asks for. It is one number
-for all machines, or one for each kind of machine, by the name that its cloud has for it
-(``p5.48xlarge``); ``other`` is then the price of a kind that is not named. A job whose machines are
-of several kinds is reckoned machine by machine; which is of which kind, its ledger says (the event
-``machine``).
+A price is that of one machine for one hour, in the currency that ``price.currency`` names; it is
+shown, and nothing is converted. It is one number for all machines, or one for each kind of machine,
+by the name that its cloud has for it (``p5.48xlarge``); ``other`` is then the price of a kind that
+is not named. A job whose machines are of several kinds is reckoned machine by machine; which is of
+which kind, its ledger says (the event ``machine``).
 
 Guarantees: what a machine costs is said in one place, :meth:`Prices.of`: the price on spot, and
 where there is none, the one on demand. A kind without a price has none, and whoever reckons with
@@ -25,6 +25,7 @@ from outlast.units import read_number
 
 OTHER: Final = "other"  # a kind that is not named
 _KIND: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]{0,99}")
+_CURRENCY: Final = re.compile(r"[A-Z]{3}|[$€£¥₹₩₿]")
 _WRITE: Final = (
     'write a number like 0.70, or one for each kind of machine: "p5.48xlarge=12.5, other=0.70"'
 )
@@ -64,14 +65,16 @@ class Prices(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         spot: of machines that may be taken back.
         on_demand: of machines that are not.
+        currency: of all of them, as it is shown; "" where nobody has named it.
     """
 
     spot: PriceList = PriceList()
     on_demand: PriceList = PriceList()
+    currency: str = ""
 
     def __bool__(self) -> bool:
-        """Whether anything is set."""
-        return self != NO_PRICES
+        """Whether any price is set."""
+        return bool(self.spot != PriceList() or self.on_demand != PriceList())
 
     def of(self, kind: str) -> float | None:
         """What a machine of this kind costs: on spot where that is set, or else on demand."""
@@ -122,6 +125,20 @@ def _pairs(value: object) -> dict[str, str]:
     if len(found) < len(pairs):
         raise ConfigError(f"{value!r} has two prices for one kind of machine; {_WRITE}")
     return found
+
+
+def parse_currency(value: object) -> str:
+    """Read the name of a currency, as USD; "" for one that nobody names.
+
+    Raises:
+        ConfigError: it is not one.
+    """
+    text = value.strip() if isinstance(value, str) else "?"
+    if text and not _CURRENCY.fullmatch(text):
+        raise ConfigError(
+            f"{value!r} is not a currency; write its code of three letters, as USD, or its sign"
+        )
+    return text
 
 
 def parse_kind(value: object) -> str:

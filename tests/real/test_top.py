@@ -112,6 +112,30 @@ def test_a_kill_and_the_end_are_seen_on_a_terminal(floor, running):
         assert "Traceback" not in terminal.look()
 
 
+@pytest.mark.timeout(180)
+def test_the_steps_of_a_worker_alone(floor, tmp_path):
+    job = Job(tmp_path / "job", 1)
+    process = floor.outlast(
+        *("run", "--nproc-per-node", 1, "--dir", job.directory, TRAIN, job.records, STEPS),
+        *("--light", "--every", "20 steps", "--pause", "0.03"),
+    )
+
+    def ranks():
+        shown = floor.outlast("top", job.directory, "--json")
+        assert shown.wait() == 0, shown.text
+        return json.loads(shown.out)["ranks"]
+
+    until(lambda: job.newest() >= 40, "a commit", running=process)
+    (rank,) = until(lambda: [one for one in ranks() if one["own_s"]], "its steps", running=process)
+    assert (rank["rank"], rank["wait_s"], rank["age_s"]) == (0, 0.0, None)
+    assert rank["step_s"] >= rank["own_s"] >= 0.03
+    until(lambda: job.events("rank_steps"), "a line of the ledger", running=process)
+    assert process.wait() == 0, process.text
+    line = job.events("rank_steps")[0]
+    assert line["ranks"] == [0]
+    assert line["own_s"][0] >= 0.03
+
+
 @pytest.mark.parametrize(
     ("number", "code"), [(signal.SIGINT, 0), (signal.SIGTERM, 128 + signal.SIGTERM)]
 )
@@ -133,13 +157,13 @@ def test_in_a_pipe_it_is_a_log_that_ends_when_nobody_runs_the_job(floor, running
     until(lambda: "running" in top.out, "a line", running=top)
     until(lambda: job.newest() >= 20, "a commit", running=process)
     process.kill()
-    assert top.wait() == 0, top.text
+    assert top.wait() == 1, top.text
     lines = top.out.splitlines()
     assert "\x1b" not in top.out
     assert all(re.match(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ ", line) for line in lines)
     assert "DEAD" in lines[-1]
     shown = floor.outlast("top", job.directory, "--json")
-    assert shown.wait() == 0
+    assert shown.wait() == 1
     found = json.loads(shown.out)
     assert (found["state"], found["is_over"]) == ("gone", True)
     assert found["saved_step"] >= 20

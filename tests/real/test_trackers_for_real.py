@@ -57,6 +57,36 @@ with mlflow.start_run() as one, wandb.init(project="p", mode="offline") as other
     print("RUN", one.info.run_id, other.id)
 """
 )
+LIGHTNING = """
+import os, sys, time
+from pathlib import Path
+import torch
+import lightning.pytorch as pl
+from lightning.pytorch.loggers import MLFlowLogger
+from outlast.integrations.lightning import LightningCallback
+enough = Path(sys.argv[1])
+class Net(pl.LightningModule):
+    def __init__(self):
+        super().__init__()
+        self.net = torch.nn.Linear(1, 1)
+    def training_step(self, batch, index):
+        time.sleep(0.01)
+        self.trainer.should_stop = enough.exists()
+        loss = self.net(batch[0]).square().mean()
+        self.log("loss", loss)
+        return loss
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), 1e-4)
+data = torch.utils.data.TensorDataset(torch.ones(100_000, 1))
+logger = MLFlowLogger(run_id=os.environ.get("MLFLOW_RUN_ID"))
+trainer = pl.Trainer(
+    max_epochs=1, accelerator="cpu", logger=logger, log_every_n_steps=1,
+    enable_progress_bar=False, enable_checkpointing=False, enable_model_summary=False,
+    callbacks=[LightningCallback(every="3 steps")],
+)
+trainer.fit(Net(), torch.utils.data.DataLoader(data))
+print("RUN", logger.run_id)
+"""
 STAND_IN = (
     LOOP
     + """
@@ -189,6 +219,25 @@ def test_mlflow_and_wandb_go_on_as_one_run_and_have_the_incidents(floor, tmp_pat
     assert all("was killed by SIGKILL" in row["outlast/incident"] for row in marked)
     assert rows[-1].keys() >= NUMBERS
     assert rows[-1]["outlast/incidents"] == 2
+
+
+def test_the_run_that_lightnings_logger_keeps_to_itself(floor, tmp_path):
+    pytest.importorskip("mlflow")
+    pytest.importorskip("lightning")
+    store = tmp_path / "ml"
+    env = {"MLFLOW_TRACKING_URI": store.as_uri(), "MLFLOW_ALLOW_FILE_STORE": "true"}
+    killed = _Killed(floor, tmp_path, LIGHTNING, env)
+    killed.kill()
+    killed.kill()
+    killed.end()
+    (line,) = [one for one in killed.run.out.splitlines() if one.startswith("RUN")]
+    (place,) = [one.parent for one in store.glob("*/*/params")]
+    assert place.name == line.split()[1]
+    told = sorted((place / "tags").glob("outlast.incident.*"))
+    assert [one.name for one in told] == ["outlast.incident.0001", "outlast.incident.0002"]
+    assert all("was killed by SIGKILL" in one.read_text() for one in told)
+    for name in NUMBERS | {"outlast/incident_cost_s", "loss"}:
+        assert (place / "metrics" / name).exists(), name
 
 
 def test_a_drained_job_goes_on_as_the_same_runs(floor, tmp_path):

@@ -116,6 +116,7 @@ CASES = {
     "metrics.trackers": ("false", "true", "false", lambda s: str(s.metrics_trackers).lower()),
     "price.spot": ("1.5", "2.5", "3.5", lambda s: str(s.price_spot)),
     "price.on_demand": ("1.5", "2.5", "3.5", lambda s: str(s.price_on_demand)),
+    "price.currency": ("USD", "EUR", "GBP", lambda s: s.price_currency),
     "price.kind": ("a", "b", "c", lambda s: str(s.price_kind)),
     "health.straggler": ("replace", "leave out", "report", lambda s: s.health_straggler),
     "health.notify": ("a", "b", "c", lambda s: " ".join(s.health_notify)),
@@ -386,6 +387,8 @@ GOOD = [
     ("price.spot", "0.70", "price_spot", PriceList(other=0.7)),
     ("price.spot", {"p5": 12}, "price_spot", PriceList(kinds={"p5": 12.0})),
     ("price.spot", "p5=12, other=.7", "price_spot", PriceList(kinds={"p5": 12.0}, other=0.7)),
+    ("price.currency", " EUR ", "price_currency", "EUR"),
+    ("price.currency", "€", "price_currency", "€"),
     ("price.kind", "auto", "price_kind", None),
     ("price.kind", " p5.48xlarge", "price_kind", "p5.48xlarge"),
     ("dir", Path("x"), "dir", None),
@@ -498,6 +501,10 @@ BAD = [
         for value in (-1, "x", "nan", "inf", True, "p5=-1", {"p5": "x"}, "p5=1, p5=2", [1])
     ),
     ("price.spot", "p 5=1", "'p 5' is not a kind of machine"),
+    *(
+        ("price.currency", value, "is not a currency; write its code")
+        for value in (5, "usd", "dollars", "<b>")
+    ),
     *(("price.kind", value, "is not a kind of machine") for value in ("", 5, "a=b", "x" * 101)),
 ]
 
@@ -566,6 +573,7 @@ def test_rows_for_explain():
         "tell.per_hour": ("12", "default"),
         "price.spot": ("0.5", "argument"),
         "price.on_demand": ("", "default"),
+        "price.currency": ("", "default"),
         "price.kind": ("auto", "default"),
         "health.straggler": ("report", "default"),
         "health.notify": ("", "default"),
@@ -619,6 +627,7 @@ IN_FORCE = {
     "health.factor": "2.5",
     "restart.window": "36 h",
     "price.spot": "p5.48xlarge=12.345678, other=0.7",
+    "price.currency": "CHF",
     "price.kind": "p5.48xlarge",
 }
 

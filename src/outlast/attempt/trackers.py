@@ -70,6 +70,7 @@ MARKS_MOST: Final = 50
 TAG_MOST: Final = 4000  # characters that MLflow takes in a tag, everywhere
 _WRITERS: Final = ("torch.utils.tensorboard.writer", "tensorboardX.writer")
 _LOGGERS: Final = ("wandb", "mlflow", *_WRITERS)
+_MLFLOW_LOGGERS: Final = ("lightning.pytorch.loggers.mlflow", "pytorch_lightning.loggers.mlflow")
 
 
 class _Runs(msgspec.Struct, kw_only=True):
@@ -149,7 +150,8 @@ def export_here() -> None:
 def note(directory: Path) -> str:
     """On rank 0, once training goes: remember the run that MLflow has begun, and return its id.
 
-    Which run is active is a matter of the thread that asks.
+    Which run is active is a matter of the thread that asks. Lightning's logger begins a run that is
+    active in no thread, and is asked itself.
 
     Returns:
         "" where MLflow is not in use.
@@ -159,7 +161,7 @@ def note(directory: Path) -> str:
         return ""
     try:
         run = mlflow.active_run()
-        found = str(run.info.run_id) if run is not None else ""
+        found = str(run.info.run_id) if run is not None else _lightnings_run()
         if not _MLFLOW_ID.fullmatch(found):
             return ""
         runs = _read(directory)
@@ -170,6 +172,11 @@ def note(directory: Path) -> str:
         logger.warning("MLflow's run is not remembered: %s", error)
         return ""
     return found
+
+
+def _lightnings_run() -> str:
+    loggers = _living(_classes(_MLFLOW_LOGGERS, "MLFlowLogger"))
+    return next((str(one._run_id) for one in loggers if one._run_id and one._initialized), "")
 
 
 def _write(directory: Path, runs: _Runs) -> None:
@@ -321,7 +328,9 @@ class _EventFile(_RunWriter):
         if writer is not None and _takes_points(writer):
             return writer
         self._found = None
-        if time.monotonic() < self._search_s or not (writers := _event_writers()):
+        if time.monotonic() < self._search_s:
+            return None
+        if not (writers := _classes(_WRITERS, "SummaryWriter")):
             return None
         self._pause_s = min(self._pause_s * 2, SEARCH_MOST_S)
         self._search_s = time.monotonic() + self._pause_s
@@ -341,9 +350,9 @@ class _EventFile(_RunWriter):
             target.add_text("outlast/incident", mark.words, mark.step, walltime=mark.t)
 
 
-def _event_writers() -> list[type]:
-    """The classes of writers that the script has imported, and what is derived from them."""
-    found = [getattr(sys.modules.get(name), "SummaryWriter", None) for name in _WRITERS]
+def _classes(modules: Sequence[str], name: str) -> list[type]:
+    """The classes of that name which the script has imported, and what is derived from them."""
+    found = [getattr(sys.modules.get(module), name, None) for module in modules]
     classes: list[type] = [one for one in found if isinstance(one, type)]
     for one in classes:  # those that are appended are looked at, too
         derived: list[type] = one.__subclasses__()
@@ -353,6 +362,8 @@ def _event_writers() -> list[type]:
 
 def _living(classes: Sequence[type]) -> list[Any]:
     """Their objects in this process; 50 ms for half a million objects."""
+    if not classes:
+        return []
     wanted = {id(one) for one in classes}  # by identity: a metaclass may refuse to be compared
     return [one for one in gc.get_objects() if id(type(one)) in wanted]
 

@@ -11,7 +11,7 @@ import click
 
 from outlast import config
 from outlast.health.exporter import cadence_of
-from outlast.ledger.job import read_job
+from outlast.ledger.job import read_job, settings_of
 
 
 @click.command(name="metrics")
@@ -41,7 +41,10 @@ def command(directory: str | None, rules: bool, dashboard: bool) -> None:
 
     settings = config.load({"dir": directory})
     job = read_job(settings.dir)
-    exposition = Exposition(job.id, settings.dir, socket.gethostname(), cadence_of(settings))
+    settings = settings_of(directory, settings, job)
+    exposition = Exposition(
+        *(job.id, settings.dir, socket.gethostname(), cadence_of(settings), settings.prices)
+    )
     while exposition.look():
         pass
     if not exposition.is_complete:

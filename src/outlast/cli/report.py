@@ -33,18 +33,23 @@ from outlast.report.compare import (
     furthest_step,
     names_of,
     sections,
+    unlike,
+    verdict,
 )
 from outlast.report.compare_page import compare_page
 from outlast.report.facts import Facts, facts, to_json
 from outlast.report.page import page
 from outlast.report.text import (
+    INCIDENT_TERMS,
+    SAVED_TERM,
     Paper,
     breakdown_lines,
     forecast_lines,
     incident_lines,
-    slow_line,
+    slow_lines,
     storm_lines,
     summary_lines,
+    warning_lines,
     where_time_went,
 )
 
@@ -115,19 +120,22 @@ def _read(directory: Path) -> _ReadLedger:
 
 
 def _report(directory: str | None, *, as_json: bool, output: Path | None) -> None:
-    place, _, prices = _find(directory)
+    place, job, prices = _find(directory)
+    every = job.settings.get("checkpoint.every", "")
     events, now, num_unread = _read(place)
     if as_json:
-        click.echo(msgspec.json.encode(to_json(events, now=now, prices=prices)))
+        click.echo(msgspec.json.encode(to_json(events, now=now, prices=prices, every=every)))
         return
     if output is not None:
-        _write(page(events, place, now=now, prices=prices), output)
+        _write(page(events, place, now=now, prices=prices, every=every), output)
         return
     console = Paper(highlight=False, soft_wrap=True)
-    told = facts(events, now=now, prices=prices)
+    told = facts(events, now=now, prices=prices, every=every)
     # What is being written just now is not whole yet.
     num_unread = 0 if told.state == "running" else num_unread
     for line in summary_lines(told, now=now, num_unread=num_unread):
+        console.print(line)
+    for line in warning_lines(told, directory or ""):
         console.print(line)
     _tell_what_went_wrong(console, told)
     if events:
@@ -163,8 +171,15 @@ def _compare(directories: tuple[str, ...], *, as_json: bool, output: Path | None
             console.print(Text(f"{one.name} {note}"), soft_wrap=True)
     for directory, why in left_out.items():
         console.print(Text(f"{directory} is left out: {why}"), soft_wrap=True)
+    for words in verdict(jobs):
+        console.print(Text(words, style="bold"), soft_wrap=True)
+    if differ := unlike(jobs):
+        words = f"warning: the jobs are unlike, a difference may come of that: {'; '.join(differ)}"
+        console.print(Text(words, style="yellow"), soft_wrap=True)
     for table in _tables(jobs, width):
         console.print(table)
+    if any(one.money is not None and one.money.saved is not None for one in jobs):
+        console.print(Text(f"saved: beside {SAVED_TERM}", style="dim"), soft_wrap=True)
     console.print(Text(f"Next: outlast report {directories[0]}"), soft_wrap=True)
 
 
@@ -289,10 +304,11 @@ def _write(content: str, path: Path) -> None:
 
 def _tell_what_went_wrong(console: Paper, job: Facts) -> None:
     """The incidents, the storms that they make, and the slow ranks."""
+    incidents = [incident_lines(one, job) for one in job.incidents]
     sections: list[tuple[str, list[list[Text]]]] = [
-        ("incidents", [incident_lines(one, job.state) for one in job.incidents]),
+        ("incidents", [*incidents, *([[Text(INCIDENT_TERMS, "dim")]] if incidents else [])]),
         ("storms of failures", [storm_lines(one) for one in job.storms]),
-        ("slow ranks", [[slow_line(one)] for one in job.slow_ranks]),
+        ("slow ranks", [slow_lines(job)] if job.slow_ranks else []),
     ]
     for name, told in sections:
         if told:

@@ -288,15 +288,18 @@ def _named(code: types.CodeType, names: Mapping[str, Any]) -> Iterator[tuple[str
 
 def _of_object(value: Any) -> Iterator[tuple[str, Any]]:
     kind = type(value)
-    own = getattr(value, "__dict__", None)
+    own = None
+    with contextlib.suppress(Exception):  # past what an object answers for itself: it may raise
+        own = object.__getattribute__(value, "__dict__")
     if isinstance(own, dict):
         yield from ((f".{name}", one) for name, one in list(own.items())[:ITEMS_MAX])
     for base in kind.__mro__:
         slots = vars(base).get("__slots__", ())
         for name in (slots,) if isinstance(slots, str) else slots:
-            if isinstance(vars(base).get(name), types.MemberDescriptorType):
+            slot = vars(base).get(name)
+            if isinstance(slot, types.MemberDescriptorType):
                 try:
-                    yield f".{name}", getattr(value, name)
+                    yield f".{name}", slot.__get__(value, kind)
                 except AttributeError:
                     continue
         module = sys.modules.get(base.__module__)

@@ -339,7 +339,7 @@ class Pace:
     def look(self, now_s: float) -> Iterable[FromWatcher]:
         """The newest steps, and a line of the ledger: where there are steps to tell, in time."""
         watched = self._watched
-        if watched is None or watched.begin.world_size < 2 or now_s < self._read_s:
+        if watched is None or now_s < self._read_s:
             return
         self._read_s = now_s + EVERY_S
         if self._began_s is None:
@@ -352,7 +352,7 @@ class Pace:
                 num, longest_s = self._untold.get(rank, (0, 0.0))
                 longest_s = max(longest_s, *(one.whole_s for one in news))
                 self._untold[rank] = num + len(news), longest_s
-                self._has_news = True
+                self._has_news = watched.begin.world_size > 1  # else nobody is compared with it
         if self._has_news and now_s >= self._say_s:
             self._say_s, self._has_news = now_s + self._interval_s, False
             kinds = {rank: watched.heard[rank].kind for rank, read in self._read.items() if read}

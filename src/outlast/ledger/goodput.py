@@ -236,7 +236,10 @@ def cut(line: OpenTimeline, ordered: list[Event]) -> None:
         if act is not None:
             act(line, event)
         elif event.event == "commit":
-            commits.add((event.attempt, whole(event)))
+            step = whole(event)
+            commits.add((event.attempt, step))
+            if step is not None and event.get("kind", "full") == "full":
+                line.committed = max(step, line.committed)
 
 
 def _closed(line: OpenTimeline, ordered: list[Event], end_t: float) -> Split:
@@ -363,6 +366,9 @@ class OpenTimeline:
         self.agreed: tuple[float, int] | None = None  # when the drain was agreed, its step
         self.step = 0  # newest step of this attempt
         self.mark = 0  # highest step ever completed
+        self.committed = (
+            0  # highest of a commit: behind the sample before it, until an attempt ends
+        )
         self.steps_replayed = 0
         self.attempts = 0
         self.commits: set[tuple[int, int | None]] = set()
@@ -513,6 +519,7 @@ class OpenTimeline:
         if self.training or self.stopped or self.part == "script":
             self.part = "restarting"
         self.training = self.over = self.stopped = self.finished = False
+        self.mark = max(self.mark, self.committed)  # what was committed had been completed
         self.attempt = event.attempt
         self.attempts += 1
         self.formed_t = event.t

@@ -22,12 +22,13 @@ once, the steps wait for the slower one alone: at each step the greater loss cou
 
 from __future__ import annotations
 
+import collections
 import itertools
 import math
 import re
 import signal
 from collections.abc import Callable, Iterable, Sequence
-from typing import Final
+from typing import Final, NamedTuple
 
 import msgspec
 
@@ -62,7 +63,9 @@ class Incident(msgspec.Struct, frozen=True, kw_only=True):
         standing_step: the newest commit when a drain ended without one (0: there was none).
         resumed_step: the step that training resumed from, if it has.
         resumed_t: when training resumed, if it has.
-        back_t: when the first new step was sampled.
+        back_t: when the first step behind the resume was sampled.
+        back_step: that step: up to there the steps that were lost are done again.
+        away_s: of the time until then, that in which nobody had started the job.
         closed: whether it is over.
     """
 
@@ -78,6 +81,8 @@ class Incident(msgspec.Struct, frozen=True, kw_only=True):
     resumed_step: int | None = None
     resumed_t: float | None = None
     back_t: float | None = None
+    back_step: int | None = None
+    away_s: float = 0.0
     closed: bool = False
 
     @property
@@ -99,8 +104,8 @@ class Incident(msgspec.Struct, frozen=True, kw_only=True):
             words += f", {units.count(self.lost_steps, 'step')} done again"
         return words
 
-    def cost_s(self, step_s: float | None, now: float | None = None) -> float | None:
-        """Seconds that it has cost each worker: until the first new step, and steps done again.
+    def cost(self, step_s: float | None, now: float | None = None) -> IncidentCost | None:
+        """What it has cost each worker, in parts that follow each other.
 
         Args:
             step_s: that a step takes; None where it is not known: then no step is counted.
@@ -112,8 +117,49 @@ class Incident(msgspec.Struct, frozen=True, kw_only=True):
         until_t = now if self.back_t is None and not self.closed else self.back_t
         if until_t is None:
             return None
-        again_s = 0.0 if step_s is None else (self.lost_steps or 0) * step_s
-        return max(until_t - self.began_t, 0.0) + again_s
+        until_t = max(until_t, self.began_t)
+        found_t = min(max(self.detected_t, self.began_t), until_t)
+        away_s = min(self.away_s, until_t - found_t)
+        # The sample that ends it may be many steps behind the resume: these are not counted twice.
+        made = 0 if self.back_step is None else self.back_step - (self.resumed_step or 0)
+        left = max((self.lost_steps or 0) - max(made, 0), 0)
+        return IncidentCost(
+            detecting_s=found_t - self.began_t,
+            away_s=away_s,
+            returning_s=until_t - found_t - away_s,
+            again_s=left * (step_s or 0.0),
+        )
+
+    def cost_s(self, step_s: float | None, now: float | None = None) -> float | None:
+        """The sum of :meth:`cost`, which has the arguments."""
+        found = self.cost(step_s, now)
+        return None if found is None else found.total_s
+
+
+class IncidentCost(NamedTuple):
+    """Seconds of each worker that an incident has cost.
+
+    Attributes:
+        detecting_s: until it was noticed.
+        away_s: nobody had started the job; no machines were held for it.
+        returning_s: from its notice to the first sample behind the resume, without ``away_s``.
+        again_s: the steps that were lost and were not yet done again then, at the time of a step.
+    """
+
+    detecting_s: float
+    away_s: float
+    returning_s: float
+    again_s: float
+
+    @property
+    def total_s(self) -> float:
+        """All of them."""
+        return math.fsum(self)
+
+    @property
+    def held_s(self) -> float:
+        """Those for which machines are paid."""
+        return self.total_s - self.away_s
 
 
 def incidents(events: Iterable[Event]) -> list[Incident]:
@@ -155,6 +201,8 @@ class _Open(msgspec.Struct):
     resumed_step: int | None = None
     resumed_t: float | None = None
     back_t: float | None = None
+    back_step: int | None = None
+    away_s: float = 0.0
     closed: bool = False
 
     def reach(self, event: Event) -> None:
@@ -187,6 +235,7 @@ class IncidentTracker:
         self.committed = 0  # newest step that can be resumed from
         self.since_t = -math.inf  # when the attempt was first heard of
         self.last_t = 0.0  # time of the event before
+        self.stopped_t: float | None = None  # since when nobody has started the job
 
     def see(self, event: Event) -> None:
         """Take the next one."""
@@ -201,9 +250,9 @@ class IncidentTracker:
         self.incidents.append(self.open)
         return self.open
 
-    def _close(self, back_t: float | None = None) -> None:
+    def _close(self, back_t: float | None = None, back_step: int | None = None) -> None:
         if self.open is not None:
-            self.open.back_t = back_t
+            self.open.back_t, self.open.back_step = back_t, back_step
             self.open.closed = True
         self.open = None
         notice, self.heard = self.heard, None
@@ -217,7 +266,7 @@ class IncidentTracker:
         if opened is not None and event.attempt > opened.last_attempt:
             resumed_step, opened.last_attempt = opened.resumed_step, event.attempt
             if step is not None and resumed_step is not None and step > resumed_step:
-                self._close(back_t=began_t)  # there were new steps, between two samples
+                self._close(began_t, step)  # there were new steps, between two samples
             else:
                 opened.resumed_step = opened.resumed_t = None
         opened = self.open or self._begin(kind, began_t, event.t)
@@ -229,10 +278,16 @@ class IncidentTracker:
     def _follow(self, event: Event) -> None:
         """Notice a newer attempt; one that was running till now has ended without a word."""
         if event.attempt > self.attempt:
+            self._started(event)
             if self.running:
                 self._vanished(event)
             self.attempt, self.running, self.step = event.attempt, True, None
             self.since_t = event.t
+
+    def _started(self, event: Event) -> None:
+        if self.open is not None and self.stopped_t is not None:
+            self.open.away_s += max(event.t - max(self.stopped_t, self.open.began_t), 0.0)
+        self.stopped_t = None
 
     def _vanished(self, event: Event) -> None:
         opened = self.open or self._begin("ended without a word", self.last_t, event.t)
@@ -243,6 +298,7 @@ class IncidentTracker:
     def _job_started(self, event: Event) -> None:
         if event.get("joins") and self.running:
             return  # one machine more; had all others vanished, the next attempt would tell
+        self._started(event)
         if self.running:
             self._vanished(event)
         if self.open is not None:
@@ -269,7 +325,7 @@ class IncidentTracker:
             return
         if event.attempt > opened.last_attempt:
             if step > (opened.resumed_step or 0):
-                self._close(back_t=event.t)
+                self._close(event.t, step)
             return
         opened.reach(event)
         if not opened.stop and not opened.losses and _lapsed(opened.notice, event.t):
@@ -348,6 +404,7 @@ class IncidentTracker:
         if uncommitted:
             opened.standing_step = self.committed
         self.running = False
+        self.stopped_t = event.t if self.stopped_t is None else self.stopped_t
 
     def _commit(self, event: Event) -> None:
         if event.get("kind", "full") != "full":  # weights alone are not resumed from
@@ -361,6 +418,7 @@ class IncidentTracker:
 
     def _job_finished(self, event: Event) -> None:
         self.running, self.heard = False, None
+        self.stopped_t = event.t
         if event.get("exit_code") == Exit.FINISHED:
             self._close()
 
@@ -559,6 +617,7 @@ class Slow(msgspec.Struct, frozen=True, kw_only=True):
         cause: "compute", "loader" or "burst".
         factor: how many times as long as the others' its work took.
         since_step, until_step: the first and the newest step it is known to have been slow in.
+        from_t, until_t: when these were, on the wall clock: between two samples, in proportion.
         lost_s: seconds that each worker has waited for it, estimated.
         over: whether it has recovered.
         action: what was done.
@@ -571,46 +630,97 @@ class Slow(msgspec.Struct, frozen=True, kw_only=True):
     factor: float
     since_step: int
     until_step: int
+    from_t: float
+    until_t: float
     lost_s: float
     over: bool
     action: str
 
 
-def slow_ranks(events: Iterable[Event]) -> list[Slow]:
-    """The slow ranks of a job, in the order in which they were found."""
-    found: list[Slow] = []
-    rates: list[float] = []
-    newest: dict[int, int] = {}  # attempt → step
-    for event in in_order(events):
-        step = whole(event)
-        if event.event == "step" and step is not None:
-            newest[event.attempt] = max(step, newest.get(event.attempt, 0))
-        if event.event != "straggler" or step is None:
-            continue
-        newest[event.attempt] = max(step, newest.get(event.attempt, 0))
+class SlowFold:
+    """The slow ranks of a job: take events in the order of their times, ask at any time."""
+
+    def __init__(self) -> None:
+        self._found: list[Slow] = []
+        self._rates: list[float] = []
+        self._newest: dict[int, tuple[int, float]] = {}  # attempt → step and when
+        self._samples: collections.deque[tuple[int, float]]
+        self._samples = collections.deque(maxlen=_SAMPLES_KEPT)
+
+    def take(self, event: Event) -> None:
+        """Take the next one."""
+        if event.event not in ("step", "straggler") or (step := whole(event)) is None:
+            return
+        if step >= self._newest.get(event.attempt, (0, 0.0))[0]:
+            self._newest[event.attempt] = step, event.t
+        if event.event == "straggler":
+            self._judged(event, step)
+            return
+        if self._samples and step < self._samples[-1][0]:
+            self._samples.clear()  # another attempt
+        self._samples.append((step, event.t))
+
+    def told(self) -> list[Slow]:
+        """In the order in which they were found."""
+        pairs = zip(self._found, self._rates, strict=True)
+        return [_counted(one, rate, self._newest) for one, rate in pairs]
+
+    def _judged(self, event: Event, step: int) -> None:
         ranks = _ranks(event)
+        until_t = _passed_t(self._samples, step, event.t)
         if event.get("over") and event.get("cause") != "burst":
-            for place, one in enumerate(found):
+            for place, one in enumerate(self._found):
                 if one.attempt == event.attempt and not one.over and set(ranks) & set(one.ranks):
-                    found[place] = msgspec.structs.replace(one, over=True, until_step=step)
-            continue
-        since = whole(event, "since_step")
-        rates.append(max(number(event, "lost_s") or 0.0, 0.0))
-        found.append(
+                    self._found[place] = msgspec.structs.replace(
+                        one, over=True, until_step=step, until_t=max(until_t, one.from_t)
+                    )
+            return
+        since = min(step, whole(event, "since_step") or step)
+        self._rates.append(max(number(event, "lost_s") or 0.0, 0.0))
+        from_t = _passed_t(self._samples, since, event.t)
+        self._found.append(
             Slow(
                 attempt=event.attempt,
                 node=str(event.get("node") or event.node),
                 ranks=ranks,
                 cause=str(event.get("cause") or "compute"),
                 factor=number(event, "factor") or 1.0,
-                since_step=step if since is None else min(since, step),
+                since_step=since,
                 until_step=step,
+                from_t=from_t,
+                until_t=max(until_t, from_t),
                 lost_s=0.0,
                 over=bool(event.get("over")),
                 action=str(event.get("action") or "report"),
             )
         )
-    return [_counted(one, rate, newest) for one, rate in zip(found, rates, strict=True)]
+
+
+def slow_ranks(events: Iterable[Event]) -> list[Slow]:
+    """The slow ranks of a job, in the order in which they were found."""
+    fold = SlowFold()
+    for event in in_order(events):
+        fold.take(event)
+    return fold.told()
+
+
+_SAMPLES_KEPT: Final = 200  # a finding is of steps that are not long ago
+
+
+def _passed_t(samples: Sequence[tuple[int, float]], step: int, t: float) -> float:
+    """When a step was passed, as the newest samples before ``t`` tell; ``t`` where they do not."""
+    later = t
+    for before, sampled_t in reversed(samples):
+        if before == step:
+            return sampled_t
+        if before < step:
+            after = next((one for one in samples if one[0] > step), None)
+            if after is None:
+                return later
+            share = (step - before) / (after[0] - before)
+            return sampled_t + share * (after[1] - sampled_t)
+        later = sampled_t
+    return later
 
 
 def lost_to_waiting_s(found: Iterable[Slow]) -> float:
@@ -662,10 +772,13 @@ def _ranks(event: Event) -> tuple[int, ...]:
     return tuple(sorted(rank for rank in ranks if isinstance(rank, int)))
 
 
-def _counted(one: Slow, rate: float, newest: dict[int, int]) -> Slow:
-    until = one.until_step if one.over else max(newest.get(one.attempt, 0), one.until_step)
+def _counted(one: Slow, rate: float, newest: dict[int, tuple[int, float]]) -> Slow:
+    until, until_t = one.until_step, one.until_t
+    step, t = newest.get(one.attempt, (0, 0.0))
+    if not one.over and step >= until:
+        until, until_t = step, max(t, until_t)
     steps = until - one.since_step + 1
-    return msgspec.structs.replace(one, until_step=until, lost_s=rate * steps)
+    return msgspec.structs.replace(one, until_step=until, until_t=until_t, lost_s=rate * steps)
 
 
 def _time(seconds: float) -> str:

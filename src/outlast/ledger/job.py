@@ -173,7 +173,7 @@ def ids_in_ledger(directory: Path) -> dict[str, float]:
     return found
 
 
-OF_THE_JOB: Final = ("checkpoint.every", "price.spot", "price.on_demand")
+OF_THE_JOB: Final = ("checkpoint.every", "price.spot", "price.on_demand", "price.currency")
 
 
 def settings_of(directory: str | Path | None, read: Settings, job: Job) -> Settings:

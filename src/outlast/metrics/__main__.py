@@ -45,7 +45,7 @@ class ExporterProcess:
     def __init__(self, setup: ExporterSetup) -> None:
         self._setup = setup
         directory = Path(setup.directory)
-        self._exposition = Exposition(setup.job, directory, setup.node, setup.cadence)
+        self._exposition = Exposition(setup.job, directory, setup.node, setup.cadence, setup.prices)
         self._live = LivePage(directory, setup.prices)
         self._server: MetricsServer | None = None
         if setup.listener >= 0:

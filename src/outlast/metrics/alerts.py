@@ -139,6 +139,14 @@ RULES: Final[tuple[AlertRule, ...]] = (
         summary="{{ $labels.node }} goes in {{ $value | humanizeDuration }}",
         next_step="nothing: the job drains; see docs/notices.md",
     ),
+    AlertRule(
+        name="OutlastMessagesFail",
+        expr="max by (job_id) (increase(outlast_messages_not_told_total[1h])) > 0",
+        lasts="0m",
+        severity="ticket",
+        summary="{{ $value | humanize }} messages about the job could not be sent within an hour",
+        next_step="outlast tell --test: is an address wrong, or its server away?",
+    ),
 )
 
 

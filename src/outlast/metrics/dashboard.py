@@ -291,8 +291,23 @@ SECTIONS: Final[tuple[tuple[str, tuple[Drawn, ...]], ...]] = (
                     (_job("outlast_ledger_age_seconds", "node"), "{{node}}"),
                     (f"{_job('outlast_ledger_readable', 'node')} == 0", "{{node}} unreadable"),
                     (_rise("outlast_ledger_lost_events_total"), "events that are missing"),
-                    (_rise("outlast_ledger_lost_events_total"), "events lost"),
                 ),
+            ),
+            Drawn(
+                "Money, in the currency of the prices that are set",
+                "outlast_spent_money",
+                tuple(
+                    (_job(f"outlast_{what}_money"), what)
+                    for what in ("spent", "useful", "lost", "saved")
+                ),
+                width=12,
+            ),
+            Drawn(
+                "Messages that could not be sent",
+                "outlast_messages_not_told",
+                ((_rise("outlast_messages_not_told_total"), ""),),
+                "stat",
+                12,
             ),
         ),
     ),

@@ -38,6 +38,7 @@ from outlast.ledger.file import Follower
 from outlast.metrics.folded import Buckets, JobFold, Labels, Tally
 from outlast.metrics.machine import MachineFold
 from outlast.metrics.table import JOB_ID, MetricRow
+from outlast.prices import NO_PRICES, Prices
 
 CHUNK_BYTES: Final = 2 << 20  # of the ledger at a time: some 10,000 events, 0.1 s
 FRESH_S: Final = 0.5
@@ -52,18 +53,26 @@ class Exposition:
         directory: the job's.
         node: this machine's name.
         cadence: how often the settings ask for a checkpoint.
+        prices: of machines.
 
     Attributes:
         fold: what the ledger says so far.
         settled: the events that the newest ``look`` has settled, in the order of their times.
     """
 
-    def __init__(self, job: str, directory: Path, node: str, cadence: CadenceSetting) -> None:
+    def __init__(
+        self,
+        job: str,
+        directory: Path,
+        node: str,
+        cadence: CadenceSetting,
+        prices: Prices = NO_PRICES,
+    ) -> None:
         self.settled: list[Event] = []
         self._job = job
         self._node = node
         self._follower = Follower(directory, most_bytes=CHUNK_BYTES)
-        self.fold = JobFold(cadence)
+        self.fold = JobFold(cadence, prices)
         self._machine = MachineFold(node)
         self._registry = CollectorRegistry(auto_describe=False)
         self._registry.register(self)

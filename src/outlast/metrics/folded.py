@@ -25,7 +25,7 @@ import msgspec
 
 from outlast.health.exporter import CadenceSetting
 from outlast.ledger.events import Event
-from outlast.ledger.goodput import number, whole
+from outlast.ledger.goodput import Split, number, whole
 from outlast.ledger.incidents import Incident
 from outlast.ledger.measured import Measured
 from outlast.ledger.so_far import SoFar
@@ -41,6 +41,9 @@ from outlast.metrics.table import (
     MetricRow,
     bounded,
 )
+from outlast.prices import NO_PRICES, Prices
+from outlast.report.findings import SILENT_S
+from outlast.report.money import Money, money
 
 Labels = tuple[str, ...]
 MOST_TIERS: Final = 20
@@ -111,6 +114,7 @@ class JobFold:
 
     Args:
         cadence: how often the settings ask for a checkpoint.
+        prices: of machines; without any there is no money.
 
     Attributes:
         so_far: goodput and incidents.
@@ -118,8 +122,8 @@ class JobFold:
         left_out: machine that is left out → until when.
     """
 
-    def __init__(self, cadence: CadenceSetting) -> None:
-        self._cadence = cadence
+    def __init__(self, cadence: CadenceSetting, prices: Prices = NO_PRICES) -> None:
+        self._cadence, self._prices = cadence, prices
         self.so_far = SoFar()
         self.measured = Measured()
         self._tally = Tally()
@@ -148,13 +152,16 @@ class JobFold:
 
     def tally(self, now: float) -> Tally:
         """All metrics of the job at wall-clock time ``now``; valid until the next ``take``."""
-        tally, split = self._tally, self.so_far.goodput(now)
-        now = self.so_far.steady(now)
-        for part, seconds in split.parts().items():
+        tally, steady, newest_t = self._tally, self.so_far.steady(now), self.so_far.newest_t
+        # As in the report: of a job that has fallen silent nobody knows what it does.
+        is_silent = newest_t is not None and steady - newest_t > SILENT_S
+        split, now = self.so_far.split(None if is_silent else now), steady
+        for part, seconds in split.workers.parts().items():
             tally.put("outlast_goodput_seconds", seconds, part)
-        tally.put("outlast_goodput_ratio", split.fraction_productive)
-        tally.put("outlast_steps_done", split.steps_done)
-        tally.values["outlast_steps_replayed"] = {(): float(split.steps_replayed)}
+        tally.put("outlast_goodput_ratio", split.workers.fraction_productive)
+        tally.put("outlast_steps_done", split.workers.steps_done)
+        tally.values["outlast_steps_replayed"] = {(): float(split.workers.steps_replayed)}
+        self._pay(split)
         tally.put("outlast_job_running", float(self._is_running))
         tally.put("outlast_incident_open", float(self.so_far.is_in_incident))
         if self._progress_t is not None:
@@ -171,6 +178,17 @@ class JobFold:
         left_out = sum(until_t > now for until_t in self.left_out.values())
         tally.put("outlast_machines_left_out", left_out)
         return tally
+
+    def _pay(self, split: Split) -> None:
+        paid = money(split, self.measured.kinds, self._prices) or Money()
+        for name, amount in (
+            ("outlast_spent_money", paid.cost),
+            ("outlast_useful_money", paid.useful),
+            ("outlast_lost_money", paid.lost),
+            ("outlast_saved_money", paid.saved),
+        ):
+            if amount is not None:
+                self._tally.put(name, amount)
 
     def _fold(self, events: Iterable[Event]) -> None:
         for event in events:
@@ -332,6 +350,10 @@ class JobFold:
         if deadline_t is not None and not event.get("early"):
             self._notices[self._node(event.node)] = deadline_t
 
+    def _untold(self, event: Event) -> None:
+        if not event.get("over"):
+            self._tally.add("outlast_messages_not_told", 1)
+
     def _left(self, event: Event) -> None:
         if len(self.left_out) < MOST_NODES:
             self.left_out[event.node] = number(event, "until_t") or event.t
@@ -377,4 +399,5 @@ _ACTS: Final[Mapping[str, Callable[[JobFold, Event], None]]] = {
     "notice": JobFold._noticed,
     "left_out": JobFold._left,
     "let_in": JobFold._let_in,
+    "not_told": JobFold._untold,
 }

@@ -4,9 +4,9 @@ The agent says which workers there are (``health.watched.Begin``). Twice a secon
 looked at: a ring has 256 steps, and what passes between two looks is not missed while a step takes
 2 ms or more. A reader never waits, and what it meets half-written it reads again at the next look.
 
-What can go wrong: without an agent of ours nobody leaves anything there, and a worker alone does
-not measure its steps. Then step seconds are those of the ledger's samples, and there is no
-heartbeat: ``outlast_progress_age_seconds`` is what is left.
+What can go wrong: without an agent of ours nobody leaves anything there. Then step seconds are
+those of the ledger's samples, and there is no heartbeat: ``outlast_progress_age_seconds`` is what
+is left.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ class MachineFold:
                         steps.parts[part] = steps.parts.get(part, 0.0) + seconds
 
     def sample(self, events: Sequence[Event]) -> None:
-        """Samples of the ledger, for a worker that does not measure its steps."""
+        """Samples of the ledger, for where nobody measures the steps."""
         for event in events:
             if (found := self._between.take(event)) is not None:
                 self._sampled.add(*found)

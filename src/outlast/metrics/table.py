@@ -170,6 +170,18 @@ TABLE: Final[tuple[MetricRow, ...]] = (
         "lost steps again.",
         reason=INCIDENTS,
     ),
+    _gauge(
+        "outlast_spent_money",
+        "What the machines have cost so far, in the currency of the prices (price.currency). Only "
+        "where a price is set; machines whose kind has none are left out.",
+    ),
+    _gauge("outlast_useful_money", "Of what was spent: new steps, their data, the script's own."),
+    _gauge("outlast_lost_money", "Of what was spent: the rest. Useful and lost make up the whole."),
+    _gauge(
+        "outlast_saved_money",
+        "By how much the same job on demand, without interruptions, would have cost more. Below 0 "
+        "where interruptions cost more than spot has spared. Only where both prices are set.",
+    ),
     # --- what went wrong ------------------------------------------------------------------------
     _gauge("outlast_incident_open", "1 from the first sign of trouble to the first new step."),
     _counter("outlast_incidents", "Incidents that are over, by kind.", reason=INCIDENTS),
@@ -214,6 +226,10 @@ TABLE: Final[tuple[MetricRow, ...]] = (
         "Events that are missing in the ledger, because it could not be written.",
     ),
     _gauge("outlast_machines_left_out", "Machines that the job leaves out just now."),
+    _counter(
+        "outlast_messages_not_told",
+        "Messages to people that were given up, as not every address has taken them.",
+    ),
     # --- this machine ---------------------------------------------------------------------------
     _local(
         "gauge",
@@ -225,8 +241,8 @@ TABLE: Final[tuple[MetricRow, ...]] = (
     _local(
         "summary",
         "outlast_step_seconds",
-        "Seconds of a step of this worker: quantiles of the newest 1024. Of a worker alone, of the "
-        "ledger's samples, each a mean over a second or more.",
+        "Seconds of a step of this worker: quantiles of the newest 1024. Without outlast run, of "
+        "the ledger's samples, each a mean over a second or more.",
         "rank",
     ),
     _local(

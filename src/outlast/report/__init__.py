@@ -1,6 +1,8 @@
 """What people read: reports of a job, lines on a terminal, pictures of plans.
 
 ``facts``     what every report says, computed once from the ledger; data for ``--json``
+``findings``  what somebody should look at: slow ranks, a bad machine, silences, warnings
+``forecast``  predicted and measured, and what storms of failures have cost
 ``money``     what its machines cost, each at the price of its kind
 ``text``      the report as lines for a terminal; the console on which other commands print too
 ``page``      the report as one page that opens in a browser

@@ -14,6 +14,10 @@ less than ``RATES_FROM_S`` has counts in the rows, and no rates.
 Settings are those with which a job was begun (``job.json``), and only those that differ are shown.
 A job whose record is lost has none, and is not taken for one that differs in all of them.
 
+The verdict names the best job in goodput and in money for a step, and by how much the next one is
+behind. Where jobs are unlike (machines, workers, how these are paid), it says so: then a difference
+is not the work of outlast, or of a setting, alone.
+
 A job that is not over is counted up to its newest event, where its own report counts up to now: it
 may have died weeks ago without a word, and what nobody ran would be all that is seen of it here.
 """
@@ -35,10 +39,11 @@ from outlast.ledger.events import Event
 from outlast.ledger.goodput import PARTS, Goodput, OrderedEvents, in_order, split, whole
 from outlast.ledger.incidents import Incident
 from outlast.ledger.job import Job
-from outlast.ledger.measured import Measured, TierTime
+from outlast.ledger.measured import TierTime
 from outlast.prices import Prices
 from outlast.report import series
 from outlast.report.facts import Facts, facts
+from outlast.report.findings import SILENT_S
 from outlast.report.money import Money, kinds_of, money
 from outlast.report.text import PART_WORDS
 
@@ -149,6 +154,11 @@ class ComparedJob(msgspec.Struct, frozen=True, kw_only=True):
     scalars: dict[str, series.Points]
 
     @property
+    def currency(self) -> str:
+        """Of its money; "" where nobody has named it."""
+        return "" if self.money is None else self.money.currency
+
+    @property
     def cost_per_step(self) -> float | None:
         """Of the steps that stand; None without a price, or before there are any."""
         cost = None if self.money is None else self.money.cost
@@ -204,7 +214,6 @@ def compared(
     job = facts(ordered, prices=prices, simulates=False)
     done = job.workers
     held_s = _of_the_job(done, done.held)
-    measured = Measured(ordered)
     steps = [seconds for _, seconds in series.step_times(ordered)]
     backs_s = [one.back_t - one.began_t for one in job.incidents if one.back_t is not None]
     restarts = _restarts(ordered)
@@ -216,7 +225,7 @@ def compared(
         name=name,
         directory=str(directory),
         job=record.id,
-        state=job.state,
+        state="silent" if job.state == "running" and (age_s or 0.0) > SILENT_S else job.state,
         reason=job.reason,
         notes=_notes(job, record, age_s, num_unread),
         command=str(started[-1].get("command") or "") if started else "",
@@ -233,7 +242,7 @@ def compared(
         step_s=statistics.median(steps) if steps else None,
         same_step=_reached(ordered, same_step, prices) if same_step else None,
         money=job.money,
-        incidents=_went_wrong(job.incidents, held_s, measured.step and measured.step.slow_s),
+        incidents=_went_wrong(job, held_s),
         restarts=restarts,
         restarts_per_day=_per_day(sum(restarts.values()), held_s),
         recovery_s=statistics.median(backs_s) if backs_s else None,
@@ -315,18 +324,19 @@ def _reached_t(ordered: Sequence[Event], step: int) -> float | None:
     return None
 
 
-def _went_wrong(
-    incidents: Iterable[Incident], held_s: float, step_s: float | None
-) -> dict[str, WentWrong]:
+def _went_wrong(job: Facts, held_s: float) -> dict[str, WentWrong]:
     by_kind: dict[str, list[Incident]] = {}
-    for one in incidents:
+    costs_s: dict[str, list[float]] = {}
+    for one in job.incidents:
         by_kind.setdefault(one.kind, []).append(one)
+        cost = job.cost_of_incident(one)
+        costs_s.setdefault(one.kind, []).append(0.0 if cost is None else cost.total_s)
     return {
         kind: WentWrong(
             num=len(found),
             per_day=_per_day(len(found), held_s),
             lost_steps=sum(one.lost_steps or 0 for one in found),
-            lost_s=math.fsum(one.cost_s(step_s) or 0.0 for one in found),
+            lost_s=math.fsum(costs_s[kind]),
         )
         for kind, found in sorted(by_kind.items())
     }
@@ -356,6 +366,78 @@ def _progress(ordered: Sequence[Event], wall_s: float) -> series.Points:
             highest = step
             points.append((max(event.t - start_t, 0.0), float(step)))
     return series.thinned([*points, (max(wall_s, points[-1][0]), float(highest))])
+
+
+# --- which is better ------------------------------------------------------------------------------
+
+
+def verdict(jobs: Sequence[ComparedJob]) -> list[str]:
+    """Which job is the best, and by how much: in goodput, and in money for a step."""
+    goodput = [one.fraction_productive if one.steps_done else None for one in jobs]
+    words = [
+        _best_words(
+            "goodput",
+            [one.name for one in jobs],
+            goodput,
+            lambda value: f"{100 * value:.1f} %",
+            lambda best, next_: f"{100 * (best - next_):.1f} points more",
+            best=max,
+        )
+    ]
+    if len({one.currency for one in jobs if one.cost_per_step is not None}) == 1:
+        currency = next(one.currency for one in jobs if one.cost_per_step is not None)
+        words.append(
+            _best_words(
+                "money for a step",
+                [one.name for one in jobs],
+                [one.cost_per_step for one in jobs],
+                lambda value: f"{value:,.4g} {currency}".strip(),
+                lambda best, next_: f"{100 * (1 - best / next_):.1f} % less" if next_ else "alike",
+                best=min,
+            )
+        )
+    return [one for one in words if one]
+
+
+def _best_words(
+    what: str,
+    names: Sequence[str],
+    values: Sequence[float | None],
+    say: Callable[[float], str],
+    gap: Callable[[float, float], str],
+    *,
+    best: Callable[[Iterable[float]], float],
+) -> str:
+    known = [(value, name) for value, name in zip(values, names, strict=True) if value is not None]
+    if len(known) < 2:
+        return ""
+    first, second, *_ = sorted(known, key=lambda one: one[0], reverse=best is max)
+    if say(first[0]) == say(second[0]):
+        return f"{what}: {first[1]} and {second[1]} are alike, {say(first[0])}"
+    is_best, next_ = ("is best", ", the next") if len(known) > 2 else ("is better", "")
+    return (
+        f"{what}: {first[1]} {is_best}, {say(first[0])} against {say(second[0])} of "
+        f"{second[1]}{next_} ({gap(first[0], second[0])})"
+    )
+
+
+def unlike(jobs: Sequence[ComparedJob]) -> list[str]:
+    """In what the jobs differ that a comparison should know of: what, and of which job what."""
+    asked: list[tuple[str, list[str]]] = [
+        ("workers", [f"{one.workers:,}" if one.workers else "" for one in jobs]),
+        ("machines", [f"{one.machines:,}" if one.machines else "" for one in jobs]),
+        ("kinds of machines", [", ".join(one.kinds) for one in jobs]),
+        ("paid", [one.money.priced_as if one.money else "" for one in jobs]),
+        ("currency", [one.currency for one in jobs]),
+    ]
+    found = []
+    for what, cells in asked:
+        if len(set(filter(None, cells))) > 1:
+            told = [
+                f"{cell or 'not known'} ({one.name})" for one, cell in zip(jobs, cells, strict=True)
+            ]
+            found.append(f"{what}: {', '.join(told)}")
+    return found
 
 
 # --- rows -----------------------------------------------------------------------------------------
@@ -474,11 +556,15 @@ def _money(jobs: Sequence[ComparedJob]) -> list[CompareRow]:
     return [
         _row("a machine for an hour", [one.price for one in paid], lambda x: f"{x:,.4g}", None),
         _told("priced as", (one.priced_as if one.price is not None else "" for one in paid)),
+        _told(
+            "currency",
+            (one.currency or "not named" if one.price is not None else "" for one in paid),
+        ),
         _row("spent", [one.cost for one in paid], _amount, None),
         _row("useful", [one.useful for one in paid], _amount, None),
         _row("lost", [one.lost for one in paid], _amount, None),
         _row("lost, of what was spent", shares, _percent),
-        _row("saved against on demand", [one.saved for one in paid], _amount, None),
+        _row("saved", [one.saved for one in paid], _amount, None),
         _row("for a thousand steps", thousand, _amount),
         _row("for a step", [one.cost_per_step for one in jobs], lambda x: f"{x:,.4g}"),
         _told("without a price", unpriced),
@@ -589,6 +675,8 @@ def compare_json(jobs: Sequence[ComparedJob], left_out: dict[str, str]) -> dict[
     differing = _settings(jobs)
     step = next((one.same_step.step for one in jobs if one.same_step is not None), None)
     return {
+        "verdict": verdict(jobs),
+        "unlike": unlike(jobs),
         "same_step": step,
         "jobs": [{**msgspec.to_builtins(one), "cost_per_step": one.cost_per_step} for one in jobs],
         "settings_that_differ": {

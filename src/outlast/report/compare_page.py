@@ -21,10 +21,17 @@ import msgspec
 from outlast import units
 from outlast.report import plot, series
 from outlast.report.chart import render
-from outlast.report.compare import ComparedJob, CompareRow, CompareSection, sections
+from outlast.report.compare import (
+    ComparedJob,
+    CompareRow,
+    CompareSection,
+    sections,
+    unlike,
+    verdict,
+)
 from outlast.report.page import PageTable
 from outlast.report.plot import Plot
-from outlast.report.text import PART_WORDS
+from outlast.report.text import PART_WORDS, SAVED_TERM
 
 POINTS: Final = 5_000
 CELLS: Final = 3_000
@@ -33,6 +40,7 @@ LETTERS: Final = 60_000  # of all cells
 LETTERS_MOST: Final = 300  # of one
 LETTERS_LEAST: Final = 16
 NAME_LETTERS: Final = 60
+LABELLED: Final = 6  # on a phone each figure has its job's name; of more jobs their numbers
 ROWS: Final = 20  # of a table behind a picture, at most
 
 
@@ -69,6 +77,10 @@ def compare_page(jobs: Sequence[ComparedJob], left_out: dict[str, str], *, writt
         jobs=jobs,
         left_out=left_out,
         written=written,
+        labels=[one.name if len(jobs) <= LABELLED else str(n) for n, one in enumerate(jobs, 1)],
+        verdict=verdict(jobs),
+        unlike=unlike(jobs),
+        saved_term=SAVED_TERM,
         same_step=next((one.same_step.step for one in jobs if one.same_step is not None), 0),
         time_bars=_time_bars(jobs),
         legend=_legend(jobs),
@@ -157,10 +169,12 @@ def _money_bars(jobs: Sequence[ComparedJob]) -> list[JobBar]:
             continue
         useful, lost = one.money.useful or 0.0, one.money.lost or 0.0
         pieces = [
-            BarPart(round(100 * useful / most, 3), "productive", f"useful: {useful:,.2f}"),
-            BarPart(round(100 * lost / most, 3), "detecting", f"lost: {lost:,.2f}"),
+            BarPart(
+                round(100 * useful / most, 3), "productive", f"useful: {one.money.amount(useful)}"
+            ),
+            BarPart(round(100 * lost / most, 3), "detecting", f"lost: {one.money.amount(lost)}"),
         ]
-        words = f"{cost:,.2f}, of which {lost:,.2f} lost"
+        words = f"{one.money.amount(cost)}, of which {one.money.amount(lost)} lost"
         bars.append(JobBar(one.name, words, [piece for piece in pieces if piece.width]))
     return bars
 

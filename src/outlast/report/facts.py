@@ -1,55 +1,48 @@
-"""What every report says, computed once from the ledger: state, goodput, money, forecast.
+"""What every report says, computed once from the ledger: state, goodput, money, incidents.
 
-What it cost is :mod:`outlast.report.money`'s.
-
-Predicted is what the plan said that was kept before the job started (``outlast plan --save``, see
-:mod:`outlast.ledger.job`). Without one it is what a plan could have said: by the exact model
-(:mod:`outlast.policy.interval`) from what saves, losses and resumes of this job took, at the rate
-that is believed in before anything is known (one failure in 10 h). The regret is found by replaying
-the job's own failures: what the best fixed interval would have gained over the mean one that it
-had. Both are for a job of one kind of machine that saves to one tier.
-
-A storm is what the cadence takes for one (:func:`outlast.policy.hazard.storms`): failures that were
-more probably a burst's than calm's. What it cost is measured: the job's time by part, from the
-first failure to the first new step after the last one. What another cadence would have cost is
-simulated: the job's failures up to the storm's end, less those up to its beginning, with what its
-saves, losses and resumes took in the mean. So the two are to be compared with care: the simulated
-ones with each other, the measured one with none of them to the second.
+What it cost is :mod:`outlast.report.money`'s, what somebody should look at
+:mod:`outlast.report.findings`'s, what was predicted :mod:`outlast.report.forecast`'s. The whole
+ledger is folded once for each of these here, and they get what they need.
 """
 
 from __future__ import annotations
 
 import contextlib
+import functools
+import itertools
 import math
 import statistics
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any, Final, Literal
+from typing import Any, Final, Literal
 
 import msgspec
 
 from outlast.errors import Exit
 from outlast.ledger.events import Event
-from outlast.ledger.goodput import Goodput, Part, in_order, number, split, splits_at, whole
+from outlast.ledger.goodput import Goodput, Part, in_order, number, splits_at, whole
 from outlast.ledger.incidents import (
     Incident,
-    Lived,
-    Slow,
+    IncidentCost,
     incidents,
     lived,
-    lost_to_waiting_s,
     slow_ranks,
 )
-from outlast.ledger.job import Prediction, newest_plan
 from outlast.ledger.measured import TierTime, tier_times
-from outlast.policy import hazard
-from outlast.policy.hazard import Posterior
-from outlast.policy.interval import Costs, exact_wall
 from outlast.prices import NO_PRICES, Prices
+from outlast.report.findings import (
+    SILENCE,
+    SILENT_S,
+    JobWarning,
+    MachineVerdict,
+    SlowRank,
+    machine_verdict,
+    silences,
+    slow_list,
+    warnings,
+)
+from outlast.report.forecast import Forecast, Storm, forecast, storms, storms_in
 from outlast.report.money import Money, kinds_of, money
-from outlast.report.series import RankTimes, rank_times
-
-if TYPE_CHECKING:
-    from outlast.planner.many import JobCase
+from outlast.report.series import RankTimes, failures_by_machine, rank_times
 
 State = Literal[
     "not started",
@@ -62,7 +55,6 @@ State = Literal[
     "refuses to resume",
     "failed",
 ]
-SILENT_S: Final = 3600.0
 GOING_ON: Final = ("running", "silent")  # nobody has said that it is over
 _STATES: Final[dict[int, State]] = {
     Exit.FINISHED: "finished",
@@ -74,10 +66,19 @@ _STATES: Final[dict[int, State]] = {
 
 
 class TierInterval(msgspec.Struct, frozen=True, kw_only=True):
-    """How often a tier takes a checkpoint, in seconds while it is calm, and why."""
+    """How often a tier takes a checkpoint, in seconds: as it was decided, and as it was.
 
-    interval_s: float
-    reason: str
+    Attributes:
+        interval_s: newest decision for the time in which it is calm; None where none is told.
+        reason: for it.
+        was_s, longest_s: from one checkpoint there to the next of the same attempt, the median and
+            the longest; None before there are two.
+    """
+
+    interval_s: float | None = None
+    reason: str = ""
+    was_s: float | None = None
+    longest_s: float | None = None
 
 
 class Untold(msgspec.Struct, frozen=True, kw_only=True):
@@ -109,18 +110,23 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
         reason: why it finished, in the words of ``job_finished``.
         workers: the job's time in worker-seconds.
         machines: the same in machine-seconds.
-        incidents: what went wrong.
+        incidents: what went wrong, and silences, in the order of their times.
         slow_ranks: whom the others had to wait for.
         waited_s: seconds that each worker has waited for them, an estimate; productive time.
+        verdict: whether a machine is bad; None for a job of one machine.
+        failures: machine → what went wrong there → how often.
+        warnings: what has to be done.
         committed_step: the newest step with a commit, or None.
         last_event_t: wall-clock time of the newest event, or None.
+        until_t: up to which a job that is not over is counted; None of others.
         by_attempt: attempt → part → worker-seconds.
         by_machine: machine → part → worker-seconds.
         by_tier: what bringing checkpoints to each tier took.
         kinds: machine → its kind, of those that have said so.
         money: what it cost, or None without a price.
         forecast: predicted and measured, where it trained and saved.
-        tiers: newest word on the interval of each tier that decides for itself.
+        every: the setting ``checkpoint.every``, "" where it is not known.
+        tiers: how often each tier takes a checkpoint.
         unfit: machines that the doctor found unfit before the last start, with why.
         storms: the newest storms of failures, and what each has cost.
         keepers_lost: how often a keeper ended while the job ran; another was started each time.
@@ -135,10 +141,15 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
     workers: Goodput
     machines: Goodput
     incidents: list[Incident]
-    slow_ranks: list[Slow]
+    slow_ranks: list[SlowRank]
     waited_s: float
     committed_step: int | None
     last_event_t: float | None
+    until_t: float | None = None
+    verdict: MachineVerdict | None = None
+    failures: dict[str, dict[str, int]] = {}
+    warnings: list[JobWarning] = []
+    every: str = ""
     unfit: dict[str, str] = {}
     storms: list[Storm] = []
     forecast: Forecast | None = None
@@ -152,12 +163,47 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
     kinds: dict[str, str] = {}
     money: Money | None = None
 
+    @property
+    def again_s(self) -> float | None:
+        """What a step took that was made again, in the mean; before there are any, a new one."""
+        done = self.workers
+        if done.steps_replayed and done.replayed:
+            return _seconds_of_the_job(done, done.replayed) / done.steps_replayed
+        return (
+            _seconds_of_the_job(done, done.productive) / done.steps_done
+            if done.steps_done
+            else None
+        )
+
+    @property
+    def held_s(self) -> float:
+        """Seconds of the job in which machines were held: of its workers in the mean."""
+        done = self.workers
+        return done.held / done.total * done.wall_s if done.total else 0.0
+
+    def cost_of(self, held_s: float | None) -> float | None:
+        """What so many seconds of the job cost, at its mean price; None without one."""
+        cost = None if self.money is None else self.money.cost
+        return (
+            None
+            if cost is None or held_s is None or not self.held_s
+            else cost * (held_s / self.held_s)
+        )
+
+    def cost_of_incident(self, one: Incident) -> IncidentCost | None:
+        """What one of its incidents has cost each worker, so far where it is not over.
+
+        A step that is made again counts as long as such steps took in this job.
+        """
+        return None if one.kind == SILENCE else one.cost(self.again_s, self.until_t)
+
 
 def facts(
     events: Iterable[Event],
     *,
     now: float | None = None,
     prices: Prices = NO_PRICES,
+    every: str = "",
     simulates: bool = True,
 ) -> Facts:
     """Compute what reports say.
@@ -166,23 +212,43 @@ def facts(
         events: the ledger, in any order.
         now: wall-clock time up to which a job that has not finished is counted.
         prices: of machines.
-        simulates: whether there are a forecast and storms; they take as long as all the rest.
+        every: the setting ``checkpoint.every``.
+        simulates: whether there are a forecast and storms.
     """
     ordered = in_order(events)
-    told = StateFold()
+    told, gaps = StateFold(), []
+    last_t, trains = math.inf, False
     for event in ordered:
-        told.take(event)
+        if event.t - last_t > SILENT_S and trains and told.state == "running":
+            gaps.append((last_t, event.t))
+        if event.event != "step" or told.state != "running":  # a sample says that it runs
+            told.take(event)
+        last_t, trains = event.t, trains or event.event == "resumed"
     state, end = told.state, told.end
-    if state == "running" and now is not None and now - ordered[-1].t > SILENT_S:
-        state, now = "silent", ordered[-1].t
-    spent, found = split(ordered, now), incidents(ordered)
+    silent_s = None
+    if state == "running" and now is not None and now - last_t > SILENT_S:
+        silent_s = now - last_t
+        state, now = "silent", last_t
+    # Most of a long ledger are samples; when it begins and ends, these may be the first and last.
+    inner = [event for event in ordered[1:-1] if event.event != "step"]
+    rest = [*ordered[:1], *inner, *ordered[1:][-1:]]
+    found = incidents(ordered)
+    life = lived(ordered, found) if simulates else None
+    stormy = [] if life is None else storms_in(rest, life)
+    edges = [t for begin_t, end_t, _, _ in stormy for t in (begin_t, end_t)]
+    *splits, spent = splits_at(ordered, edges, now)
     machines = spent.machines
     exit_code = None if end is None else end.get("exit_code")
-    slow = slow_ranks(ordered)
-    rest = [event for event in ordered if event.event != "step"]  # most of a long ledger
     committed = [whole(event) or 0 for event in rest if event.event == "commit"]
-    foreseen = forecast(ordered, machines, found) if simulates else None
+    foreseen = None if life is None else forecast(rest, machines, life)
     kinds = kinds_of(rest)
+    ranks = rank_times(rest)
+    held_s = _seconds_of_the_job(spent.workers, spent.workers.held)
+    named = slow_ranks(ordered) if any(one.event == "straggler" for one in rest) else []
+    slow, waited_s = slow_list(named, ranks, held_s)
+    tiers = tier_times(rest)
+    names = {name for name in spent.by_machine if name}
+    newest_step = max(committed, default=None)
     return Facts(
         job=ordered[-1].job if ordered else "",
         state=state,
@@ -191,25 +257,41 @@ def facts(
         workers=spent.workers,
         by_attempt=spent.by_attempt,
         by_machine=spent.by_machine,
-        by_tier=tier_times(rest),
+        by_tier=tiers,
         machines=machines,
         kinds=kinds,
         money=money(spent, kinds, prices),
-        incidents=found,
+        incidents=sorted([*found, *silences(gaps, found)], key=lambda one: one.began_t),
         forecast=foreseen,
-        storms=storms(ordered, found, foreseen),
+        storms=storms(rest, life, foreseen, stormy, splits),
+        every=every,
         tiers=_tiers(rest),
         slow_ranks=slow,
-        waited_s=lost_to_waiting_s(slow),
-        committed_step=max(committed, default=None),
+        waited_s=waited_s,
+        verdict=machine_verdict(len(names), found, slow, held_s),
+        failures=failures_by_machine(rest),
+        warnings=warnings(
+            is_over=state not in ("not started", "running"),
+            silent_s=silent_s,
+            has_session=trains,
+            newest_step=newest_step,
+            tiers=tiers,
+        ),
+        until_t=now if state in GOING_ON else None,
+        committed_step=newest_step,
         last_event_t=ordered[-1].t if ordered else None,
         unfit=_unfit(rest),
-        ranks=rank_times(ordered),
+        ranks=ranks,
         keepers_lost=sum(
             event.event == "watch_gap" and event.get("what") == "keeper" for event in rest
         ),
-        untold=_untold(ordered),
+        untold=functools.reduce(untold_after, rest, None),
     )
+
+
+def _seconds_of_the_job(done: Goodput, worker_s: float) -> float:
+    """Worker-seconds over the workers that it had in the mean."""
+    return worker_s / done.total * done.wall_s if done.total else 0.0
 
 
 def to_json(
@@ -217,13 +299,14 @@ def to_json(
     *,
     now: float | None = None,
     prices: Prices = NO_PRICES,
+    every: str = "",
 ) -> dict[str, Any]:
     """What ``outlast report --json`` prints: plain data, the unit last in each name.
 
     Times (``…_t``) are seconds since the epoch; ``cost`` is in the currency of the price and null
     without one. Arguments are those of :func:`facts`.
     """
-    job = facts(events, now=now, prices=prices)
+    job = facts(events, now=now, prices=prices, every=every)
     paid = job.money or Money()
     return {
         "job": job.job,
@@ -242,6 +325,7 @@ def to_json(
         "workers_s": {str(part): value for part, value in job.workers.parts().items()},
         "machines_total_s": job.machines.total,
         "machines_s": {str(part): value for part, value in job.machines.parts().items()},
+        "currency": paid.currency,
         "price_per_machine_hour": paid.price,
         "cost": paid.cost,
         "cost_useful": paid.useful,
@@ -255,9 +339,15 @@ def to_json(
         "by_machine_s": job.by_machine,
         "by_tier": msgspec.to_builtins(job.by_tier),
         "waited_for_slow_ranks_s": job.waited_s,
-        "slow_ranks": msgspec.to_builtins(job.slow_ranks),
+        "slow_ranks": [
+            {**msgspec.to_builtins(one), "cost": job.cost_of(one.lost_s)} for one in job.slow_ranks
+        ],
+        "machine_verdict": msgspec.to_builtins(job.verdict),
+        "failures_by_machine": job.failures,
+        "warnings": msgspec.to_builtins(job.warnings),
         "ranks": [_rank_json(one) for one in job.ranks],
         "unfit": job.unfit,
+        "checkpoint_every": job.every,
         "tiers": msgspec.to_builtins(job.tiers),
         "num_keepers_lost": job.keepers_lost,
         "untold": msgspec.to_builtins(job.untold),
@@ -265,7 +355,7 @@ def to_json(
         "storms": [
             {**msgspec.to_builtins(storm), "all_lost_s": storm.all_lost_s} for storm in job.storms
         ],
-        "incidents": [_incident_json(incident) for incident in job.incidents],
+        "incidents": [_incident_json(job, incident) for incident in job.incidents],
     }
 
 
@@ -286,12 +376,14 @@ def _forecast_json(paid: Money, found: Forecast) -> dict[str, Any]:
 
 def _rank_json(one: RankTimes) -> dict[str, Any]:
     data: dict[str, Any] = msgspec.to_builtins(one)
-    del data["factors"]  # for a picture
+    del data["factors"], data["lost"]  # for a picture
+    data["longer_s"] = data.pop("lost_s")
     return data
 
 
-def _incident_json(incident: Incident) -> dict[str, Any]:
+def _incident_json(job: Facts, incident: Incident) -> dict[str, Any]:
     data: dict[str, Any] = msgspec.to_builtins(incident)
+    cost = job.cost_of_incident(incident)
     return {
         **data,
         "ranks": list(incident.ranks),
@@ -299,16 +391,45 @@ def _incident_json(incident: Incident) -> dict[str, Any]:
         "lost_steps": incident.lost_steps,
         "detected_after_s": incident.detected_t - incident.began_t,
         "back_after_s": None if incident.back_t is None else incident.back_t - incident.began_t,
+        "cost_s": None if cost is None else cost.total_s,
+        "cost_parts_s": None if cost is None else cost._asdict(),
+        "cost": None if cost is None else job.cost_of(cost.held_s),
     }
 
 
 def _tiers(ordered: list[Event]) -> dict[str, TierInterval]:
-    found: dict[str, TierInterval] = {}
+    chosen: dict[str, TierInterval] = {}
+    came: dict[str, list[tuple[int, float]]] = {}  # attempt, and when
     for event in ordered:
-        if event.event == "cadence" and event.get("tier"):
+        if event.event == "cadence":
             with contextlib.suppress(msgspec.ValidationError):
-                found[str(event.get("tier"))] = msgspec.convert(event.fields, TierInterval)
-    return found
+                found = msgspec.convert(event.fields, _DecidedInterval)
+                if not found.burst:
+                    one = TierInterval(interval_s=found.interval_s, reason=found.reason)
+                    chosen[found.tier or ""] = one
+        elif event.event in ("commit", "tier_copied") and event.get("kind", "full") == "full":
+            came.setdefault(str(event.get("tier") or ""), []).append((event.attempt, event.t))
+    # The job's own interval is that of the first tier.
+    if "" in chosen and came:
+        chosen.setdefault(next(iter(came)), chosen[""])
+    chosen.pop("", None)
+    for tier, told in came.items():
+        pairs = itertools.pairwise(told)
+        gaps_s = [after[1] - one[1] for one, after in pairs if after[0] == one[0]]
+        if gaps_s and tier:
+            chosen[tier] = msgspec.structs.replace(
+                chosen.get(tier, TierInterval()),
+                was_s=statistics.median(gaps_s),
+                longest_s=max(gaps_s),
+            )
+    return chosen
+
+
+class _DecidedInterval(msgspec.Struct):
+    interval_s: float
+    reason: str
+    tier: str | None = None
+    burst: bool | None = False
 
 
 def _unfit(ordered: list[Event]) -> dict[str, str]:
@@ -331,23 +452,18 @@ def _unfit(ordered: list[Event]) -> dict[str, str]:
     return found
 
 
-def _untold(ordered: list[Event]) -> Untold | None:
-    """The newest stretch of messages that were not taken."""
-    found: Untold | None = None
-    for event in ordered:
-        if event.event != "not_told":
-            continue
-        if event.get("over"):
-            if found is not None and found.until_t is None:
-                found = msgspec.structs.replace(found, until_t=event.t)
-            continue
-        why = str(event.get("why") or "it is not known why")
-        if found is not None and found.until_t is None:
-            found = msgspec.structs.replace(found, num=found.num + 1, why=why)
-        else:
-            since_t = min(number(event, "since_t") or event.t, event.t)
-            found = Untold(num=1, since_t=since_t, until_t=None, why=why)
-    return found
+def untold_after(found: Untold | None, event: Event) -> Untold | None:
+    """The newest stretch of messages that were not taken, with one more event."""
+    if event.event != "not_told":
+        return found
+    lasting = None if found is None or found.until_t is not None else found
+    if event.get("over"):
+        return found if lasting is None else msgspec.structs.replace(lasting, until_t=event.t)
+    why = str(event.get("why") or "it is not known why")
+    if lasting is not None:
+        return msgspec.structs.replace(lasting, num=lasting.num + 1, why=why)
+    since_t = min(number(event, "since_t") or event.t, event.t)
+    return Untold(num=1, since_t=since_t, until_t=None, why=why)
 
 
 class StateFold:
@@ -380,280 +496,3 @@ class StateFold:
 def _exit_code(event: Event) -> int:
     code = event.get("exit_code")
     return code if isinstance(code, int) else -1
-
-
-HOUR_S: Final = 3600.0
-POINTS: Final = 41
-
-
-class Forecast(msgspec.Struct, frozen=True, kw_only=True):
-    """Predicted and measured, side by side.
-
-    Attributes:
-        planned: the plan that was kept, or None.
-        interruptions_predicted, interruptions: of the time that it ran.
-        productive_predicted, productive: share of the time that machines were held.
-        interval_s: mean time from checkpoint to checkpoint.
-        best_interval_s: the fixed one that would have done best on the same failures.
-        regret: share of the time that it would have gained.
-    """
-
-    interruptions_predicted: float
-    interruptions: int
-    productive_predicted: float
-    productive: float
-    interval_s: float
-    best_interval_s: float | None = None
-    regret: float | None = None
-    planned: Prediction | None = None
-    ran_h: float = 0.0
-
-    def cost_predicted(self, cost: float | None, price: float | None = None) -> float | None:
-        """What the same steps would have cost as predicted, at the plan's price where it has one.
-
-        Args:
-            cost: what they did cost.
-            price: per machine and hour, that this was reckoned with.
-        """
-        if cost is None or not self.productive_predicted:
-            return None
-        planned = None if self.planned is None else self.planned.price_per_machine_hour
-        scale = planned / price if planned is not None and price else 1.0
-        return scale * cost * self.productive / self.productive_predicted
-
-
-def forecast(
-    events: Iterable[Event], machines: Goodput, incidents: Iterable[Incident]
-) -> Forecast | None:
-    """Compare; None where the job has not trained or has not saved."""
-    ordered = in_order(events)
-    held = machines.held
-    blocked_s = _blocked_s(ordered)
-    if held <= 0 or not machines.productive or not blocked_s:
-        return None
-    life = lived(ordered, incidents)
-    costs = costs_of(ordered, life)
-    share = held / machines.total
-    trained = machines.productive + machines.replayed + machines.data
-    trained_s = machines.wall_s * share * trained / held
-    interval_s = trained_s / len(blocked_s)
-    ran_h = life.ran_s / HOUR_S
-    planned = newest_plan(ordered)
-    if planned is None:
-        rate_per_h = Posterior().mean_per_h
-        predicted = 1 / exact_wall(costs, rate_per_h, interval_s / HOUR_S)
-    else:
-        rate_per_h, predicted = planned.failures_per_h, planned.productive_fraction
-    found = Forecast(
-        interruptions_predicted=rate_per_h * ran_h,
-        interruptions=life.num_failures,
-        productive_predicted=predicted,
-        planned=planned,
-        ran_h=ran_h,
-        productive=machines.productive / held,
-        interval_s=interval_s,
-    )
-    if not life.failures or trained_s <= 0:
-        return found
-    start_t = ordered[0].t
-    length_s = machines.wall_s - life.away_s(start_t, math.inf)
-    moments_s = moments(life, start_t, length_s)
-    best_s, regret = _regret(costs, moments_s, length_s, interval_s)
-    return msgspec.structs.replace(found, best_interval_s=best_s, regret=regret)
-
-
-def costs_of(ordered: list[Event], life: Lived) -> Costs:
-    """What saves, losses and resumes of this job took; it has saved."""
-    lags = [event.get("durable_s") for event in ordered if event.event == "commit"]
-    return Costs(
-        checkpoint_h=statistics.fmean(_blocked_s(ordered)) / HOUR_S,
-        restore_h=_middle(life.downs_s()) / HOUR_S,
-        detect_h=_middle(life.detections_s()) / HOUR_S,
-        lag_h=_middle([one for one in lags if isinstance(one, int | float)]) / HOUR_S,
-    )
-
-
-def moments(life: Lived, start_t: float, length_s: float) -> list[float]:
-    """Seconds from the start to each failure, without the time in which nobody had started it."""
-    return [
-        min(max(one.detected_t - start_t - life.away_s(start_t, one.detected_t), 0.0), length_s)
-        for one in life.failures
-    ]
-
-
-def as_case(costs: Costs, length_s: float) -> JobCase:
-    """A job with these costs, for the simulator."""
-    from outlast.planner.many import JobCase
-
-    return JobCase(
-        cost_s=costs.checkpoint_h * HOUR_S,
-        restore_s=costs.restore_h * HOUR_S,
-        detect_s=costs.detect_h * HOUR_S,
-        lag_s=costs.lag_h * HOUR_S,
-        horizon_s=length_s,
-    )
-
-
-def _blocked_s(ordered: list[Event]) -> list[float]:
-    blocked = [event.get("blocked_s") for event in ordered if event.event == "snapshot"]
-    return [float(one) for one in blocked if isinstance(one, int | float) and one >= 0]
-
-
-def _regret(
-    costs: Costs, moments_s: list[float], length_s: float, interval_s: float
-) -> tuple[float, float]:
-    """The best fixed interval on these failures, and what it gains over the one that was had."""
-    import numpy as np
-
-    from outlast.planner.many import FixedIntervals, Replayed, simulate
-
-    # A thousandth to a thousand times as long, the interval that it had in the middle.
-    tried = interval_s * np.exp(np.linspace(-np.log(1000), np.log(1000), POINTS))
-    case = as_case(costs, length_s)
-    failures = Replayed(moments_s, 2 * length_s, np.zeros(POINTS))
-    ledger = simulate(case, failures, FixedIntervals(tried), POINTS)
-    useful = ledger.useful / ledger.wall
-    index = int(np.argmax(useful))
-    return float(tried[index]), float(useful[index] - useful[POINTS // 2])
-
-
-def _middle(values: list[float]) -> float:
-    known = [value for value in values if value >= 0]
-    return float(statistics.median(known)) if known else 0.0
-
-
-TOLD: Final = 5  # the newest ones
-LOST: Final = ("replayed", "stalled", "detecting", "restarting")
-
-
-class WhatIf(msgspec.Struct, frozen=True, kw_only=True):
-    """One cadence: its interval, if it is fixed, and what the storm would have cost with it."""
-
-    interval_s: float | None = None
-    lost_s: float
-
-
-class Storm(msgspec.Struct, frozen=True, kw_only=True):
-    """One storm.
-
-    Attributes:
-        begin_t, end_t: from its first failure to the first new step after its last one.
-        num_failures: in it.
-        lost_s: part → seconds of the job's time, measured.
-        calm: with the interval that the job had in calm, simulated.
-        best: with the fixed interval that would have done best in this storm.
-        auto: with ``auto``.
-    """
-
-    begin_t: float
-    end_t: float
-    num_failures: int
-    lost_s: dict[str, float]
-    calm: WhatIf
-    best: WhatIf
-    auto: WhatIf
-
-    @property
-    def all_lost_s(self) -> float:
-        """Of all parts."""
-        return math.fsum(self.lost_s.values())
-
-
-def storms(
-    events: Iterable[Event], incidents: Iterable[Incident], forecast: Forecast | None
-) -> list[Storm]:
-    """The newest storms in a job's life, oldest first; none where it has not saved."""
-    if forecast is None:
-        return []
-    ordered = in_order(events)
-    life = lived(ordered, incidents)
-    found = hazard.storms(_gaps_h(life, ordered[0].t))
-    return [_storm(ordered, life, forecast, *one) for one in found[-TOLD:]]
-
-
-def _gaps_h(life: Lived, start_t: float) -> list[float]:
-    gaps_h, since_t = [], start_t
-    for one in life.failures:
-        gap_s = one.detected_t - since_t - life.away_s(since_t, one.detected_t)
-        gaps_h.append(max(gap_s, 0.0) / HOUR_S)
-        since_t = one.detected_t if one.back_t is None else one.back_t
-    return gaps_h
-
-
-def _storm(ordered: list[Event], life: Lived, forecast: Forecast, first: int, last: int) -> Storm:
-    failures = life.failures[first : last + 1]
-    begin_t, ended = failures[0].began_t, failures[-1]
-    end_t = ended.detected_t if ended.back_t is None else ended.back_t
-    before, after, _ = (one.workers for one in splits_at(ordered, [begin_t, end_t]))
-    start_t = ordered[0].t
-    length_s = ordered[-1].t - start_t - life.away_s(start_t, math.inf)
-    moments_s = moments(life, start_t, length_s)
-    over_s = min(moments_s[last] + end_t - ended.detected_t, length_s)
-    calm_s = _calm_s(ordered, begin_t) or forecast.interval_s
-    calm, best, auto = _simulated(
-        costs_of(ordered, life), moments_s, moments_s[first], over_s, calm_s
-    )
-    return Storm(
-        begin_t=begin_t,
-        end_t=end_t,
-        num_failures=len(failures),
-        lost_s={part: max(_seconds(after, part) - _seconds(before, part), 0.0) for part in LOST},
-        calm=calm,
-        best=best,
-        auto=auto,
-    )
-
-
-def _seconds(found: Goodput, part: str) -> float:
-    """Of the job: worker-seconds over the workers that it had."""
-    parts = {str(name): value for name, value in found.parts().items()}
-    return parts[part] * found.wall_s / found.total if found.total else 0.0
-
-
-def _calm_s(ordered: list[Event], t: float) -> float | None:
-    """The interval of calm as of this moment, or as of the storm's beginning behind it."""
-    told = [one for one in ordered if one.event == "cadence" and not one.get("tier")]
-    chosen = [one.get("interval_s") for one in told if one.t < t and not one.get("burst")]
-    left = [one.get("before_s") for one in told if one.t >= t and one.get("burst")]
-    known = [float(one) for one in (*chosen[-1:], *left) if isinstance(one, int | float)]
-    return next((one for one in known if one > 0), None)
-
-
-def _simulated(
-    costs: Costs,
-    moments_s: list[float],
-    begin_s: float,
-    over_s: float,
-    calm_s: float,
-) -> tuple[WhatIf, WhatIf, WhatIf]:
-    """The interval of calm, the best one, and ``auto``: what each loses from begin to end."""
-    import numpy as np
-
-    from outlast.planner.many import Automatic, FixedIntervals, Intervals, Replayed, simulate
-
-    tried = calm_s * np.exp(np.linspace(-math.log(1000), math.log(1000), POINTS))
-    # One that saves more than it trains is never the best, and takes long to count.
-    tried = np.maximum(tried, costs.checkpoint_h * HOUR_S)
-
-    def lost_s(
-        make: type[FixedIntervals] | type[Automatic], *given: object, count: int
-    ) -> list[float]:
-        until = []
-        for horizon_s in (begin_s, over_s):
-            if horizon_s <= 0:
-                until.append(np.zeros(count))
-                continue
-            intervals: Intervals = make(*given)  # type: ignore[arg-type]
-            failures = Replayed(moments_s, moments_s[-1] + 2 * over_s, np.zeros(count))
-            ledger = simulate(as_case(costs, horizon_s), failures, intervals, count)
-            until.append(ledger.wall - ledger.useful)
-        return [float(one) for one in until[1] - until[0]]
-
-    fixed = lost_s(FixedIntervals, tried, count=POINTS)
-    index = int(np.argmin(fixed))
-    (auto,) = lost_s(Automatic, costs.checkpoint_h * HOUR_S, 1, count=1)
-    return (
-        WhatIf(interval_s=float(tried[POINTS // 2]), lost_s=fixed[POINTS // 2]),
-        WhatIf(interval_s=float(tried[index]), lost_s=fixed[index]),
-        WhatIf(lost_s=auto),
-    )

@@ -66,6 +66,7 @@ class Money(msgspec.Struct, frozen=True, kw_only=True):
         by_machine: machine → its price, or None; "" for those that are not known by name.
         kinds: the kinds of machines.
         unpriced_s: machine-seconds of those without a price.
+        currency: of all amounts, as it is shown; "" where nobody has named it.
     """
 
     price: float | None = None
@@ -78,6 +79,12 @@ class Money(msgspec.Struct, frozen=True, kw_only=True):
     by_machine: dict[str, float | None] = {}
     kinds: list[KindMoney] = []
     unpriced_s: float = 0.0
+    currency: str = ""
+
+    def amount(self, value: float) -> str:
+        """An amount as it is shown, with its currency where that is known: ``12.50 USD``."""
+        shown = f"{value:,.2f}" if abs(value) >= 0.1 or not value else f"{value:.2g}"
+        return f"{shown} {self.currency}".strip()
 
 
 def kinds_of(events: Iterable[Event]) -> dict[str, str]:
@@ -108,7 +115,12 @@ def money(spent: Split, kinds: Mapping[str, str], prices: Prices) -> Money | Non
     unpriced_s = math.fsum(one.held_s for one in found if one.price is None)
     priced = {one.kind: one.price for one in found if one.price is not None}
     if not priced and found:
-        return Money(by_machine=by_machine, kinds=found, unpriced_s=unpriced_s)
+        return Money(
+            by_machine=by_machine,
+            kinds=found,
+            unpriced_s=unpriced_s,
+            currency=prices.currency,
+        )
     sums = {
         part: 0.0
         if part in NOT_HELD
@@ -130,6 +142,7 @@ def money(spent: Split, kinds: Mapping[str, str], prices: Prices) -> Money | Non
         by_machine=by_machine,
         kinds=found,
         unpriced_s=unpriced_s,
+        currency=prices.currency,
     )
 
 

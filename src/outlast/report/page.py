@@ -97,10 +97,11 @@ class AttemptLane(NamedTuple):
 
 
 class PageTable(NamedTuple):
-    """A table: its heads, and rows of words."""
+    """A table: its heads, rows of words, and where it was cut: how many rows there were."""
 
     heads: list[str]
     rows: list[list[str]]
+    num_rows: int = 0
 
 
 def page(
@@ -109,6 +110,7 @@ def page(
     *,
     now: float | None = None,
     prices: Prices = NO_PRICES,
+    every: str = "",
     refresh_s: int = 0,
 ) -> str:
     """Write the page.
@@ -118,10 +120,11 @@ def page(
         directory: the job's, for the stacks of its hangs; None leaves them out.
         now: wall-clock time up to which a job that has not finished is counted.
         prices: of machines.
+        every: the setting ``checkpoint.every``.
         refresh_s: the live page: its content is renewed after so many seconds; 0 for never.
     """
     ordered = in_order(events)
-    job = facts(ordered, now=now, prices=prices)
+    job = facts(ordered, now=now, prices=prices, every=every)
     spans = series.attempts(ordered)
     times = Span.over(event.t for event in ordered) if ordered else Span(0.0, 1.0)
     marks = [
@@ -147,7 +150,6 @@ def page(
         ),
         steps=_step_table(steps),
         rank_plot=_rank_plot(job.ranks, times, marks),
-        rank_lines=text.rank_lines(job.ranks),
         ranks=_rank_table(job.ranks),
         save_plot=_over_time(
             *(_by_tier(saved), times, marks),
@@ -156,9 +158,13 @@ def page(
         ),
         saves=_save_table(saved),
         tiers=_tier_table(job),
-        machines=_machine_table(ordered, job),
+        machines=_machine_table(job),
+        verdict="" if job.verdict is None else job.verdict.words,
+        incident_terms=text.INCIDENT_TERMS,
+        every=[text.every_words(name, one) for name, one in job.tiers.items()],
+        saved="" if job.money is None or job.money.saved is None else text.saved_words(job.money),
         untold=text.untold_words(job.untold) if job.untold is not None else "",
-        slow=[text.slow_line(one).plain for one in job.slow_ranks[-ROWS:]],
+        slow=[line.plain for line in text.slow_lines(job)],
         storms=[[line.plain.strip() for line in text.storm_lines(one)] for one in job.storms],
         forecast=[_split(line.plain) for line in text.forecast_lines(job)],
         told=_told(job, ordered, directory),
@@ -175,13 +181,21 @@ def _tiles(job: Facts, now: float | None) -> list[Tile]:
     done = job.workers
     lost = sum(one.lost_steps or 0 for one in job.incidents)
     tiles = [
-        Tile("goodput", f"{done.fraction_productive * 100:.1f} %", "of the workers' time"),
+        Tile(
+            "goodput",
+            f"{done.fraction_productive * 100:.1f} %",
+            "of all workers' time went into new steps",
+        ),
         Tile(
             "steps",
             f"{done.steps_done:,}",
             f"{done.steps_replayed:,} made again" if done.steps_replayed else "none made again",
         ),
-        Tile("incidents", f"{len(job.incidents):,}", f"{units.count(lost, 'step')} lost"),
+        Tile(
+            "incidents",
+            f"{len(job.incidents):,}",
+            f"{units.count(lost, 'step')} lost: done, and to be made again",
+        ),
         Tile(
             "running for" if job.state == "running" else "ran for",
             units.seconds(done.wall_s),
@@ -194,9 +208,12 @@ def _tiles(job: Facts, now: float | None) -> list[Tile]:
         )
     paid = job.money or Money()
     if paid.cost is not None and paid.lost is not None:
-        tiles.append(Tile("cost", f"{paid.cost:,.2f}", f"{paid.lost:,.2f} of it lost"))
+        cost, lost_part = paid.amount(paid.cost), paid.amount(paid.lost)
+        currency = "" if paid.currency else ", in the currency of [price]"
+        tiles.append(Tile("cost", cost, f"{lost_part} of it not for new steps{currency}"))
     if paid.saved is not None:
-        tiles.append(Tile("saved", f"{paid.saved:,.2f}", "beside machines on demand"))
+        name = "saved" if paid.saved >= 0 else "paid more"
+        tiles.append(Tile(name, paid.amount(abs(paid.saved)), f"beside {text.SAVED_TERM}"))
     if job.state in GOING_ON and now is not None and job.last_event_t is not None:
         age_s = max(0.0, now - job.last_event_t)
         tiles.append(Tile("last heard of", f"{units.seconds(age_s)} ago", "the newest event"))
@@ -216,7 +233,7 @@ def _parts(job: Facts) -> list[PartRow]:
                 text.PART_WORDS[part][0],
                 percent,
                 units.seconds(seconds),
-                "" if money is None else f"{money:,.2f}",
+                "" if money is None else paid.amount(money),
                 part,
             )
         )
@@ -259,16 +276,16 @@ def _attempt_table(spans: Sequence[series.AttemptSpan]) -> PageTable:
         for one in spans[-ROWS:]
     ]
     heads = ["attempt", "from", "for", "workers", "went on at step", "came to step", "ended"]
-    return PageTable(heads, rows)
+    return PageTable(heads, rows, len(spans))
 
 
 def _told(job: Facts, ordered: Sequence[Event], directory: Path | None) -> list[ToldIncident]:
-    """The newest incidents first; what there is room for of their evidence."""
+    """The newest incidents, in the order of their times; the newest have the room for evidence."""
     room = EVIDENCE_BYTES
     told = []
     newest = list(enumerate(job.incidents, 1))[-TOLD:]
     for number, one in reversed(newest):
-        lines = [line.plain.strip() for line in text.incident_lines(one, job.state)][1:]
+        lines = [line.plain.strip() for line in text.incident_lines(one, job)][1:]
         evidence, stacks = [], []
         for event in _within(ordered, one):
             words = _event_words(event)
@@ -284,7 +301,7 @@ def _told(job: Facts, ordered: Sequence[Event], directory: Path | None) -> list[
         told.append(
             ToldIncident(number, when, one.kind, _short(one.what, 600), lines, evidence, stacks)
         )
-    return told
+    return told[::-1]
 
 
 def _within(ordered: Sequence[Event], incident: Incident) -> list[Event]:
@@ -386,9 +403,7 @@ def _rank_plot(
     for one in ranks:
         of.setdefault(one.node, []).append(one)
     what = "each rank"
-    rows = [
-        (one.node, f"rank {one.rank}", f"{text.rank_words([one])}", one.factors) for one in ranks
-    ]
+    rows = [(one.node, f"rank {one.rank}", _rank_words(one), one.factors) for one in ranks]
     if len(ranks) > RANKS:
         what = "each machine's slowest rank"
         worst = sorted(of, key=lambda node: -max(one.lost_s for one in of[node]))[:RANKS]
@@ -401,14 +416,19 @@ def _rank_plot(
             what += f", of the {RANKS} machines with the slowest ones"
     if len(ranks) < 2:  # there is nobody to be compared with
         return None
-    found = "; ".join(text.rank_lines(ranks))
     return plot.strips(
         rows,
-        label=f"how long {what} worked in a step, beside the others, over time. {found}",
+        label=f"how long {what} worked in a step, beside the others, over time",
         x_label="time (UTC)",
         x=times,
         marks=marks[-MARKS:],
     )
+
+
+def _rank_words(one: RankTimes) -> str:
+    words = f"rank {one.rank} on {one.node}"
+    slow = text.slow_words(one)
+    return f"{words}: {slow}" if slow else words
 
 
 def _by_tier(saved: Sequence[series.SavePoint]) -> list[tuple[str, series.Points]]:
@@ -450,7 +470,7 @@ def _rank_table(ranks: Sequence[RankTimes]) -> PageTable:
         for one in worst[:ROWS]
     ]
     heads = ["rank", "machine", "a step", "longest", "own work", "waits", "for data", "slow"]
-    return PageTable(heads, rows)
+    return PageTable(heads, rows, len(worst))
 
 
 def _save_table(saved: Sequence[series.SavePoint]) -> PageTable:
@@ -458,7 +478,7 @@ def _save_table(saved: Sequence[series.SavePoint]) -> PageTable:
         [units.when(s.t), f"{s.step:,}", s.tier, units.seconds(s.seconds), units.size(s.num_bytes)]
         for s in saved[-ROWS:]
     ]
-    return PageTable(["time", "step", "tier", "durable after", "size"], rows)
+    return PageTable(["time", "step", "tier", "durable after", "size"], rows, len(saved))
 
 
 def _tier_table(job: Facts) -> PageTable:
@@ -480,22 +500,28 @@ def _tier_table(job: Facts) -> PageTable:
     return PageTable(heads, rows)
 
 
-def _machine_table(ordered: Sequence[Event], job: Facts) -> PageTable:
-    """Each machine: what went wrong there, and where its time went."""
-    failures = series.failures_by_machine(ordered)
-    names = [*failures, *(name for name in job.by_machine if name not in failures)]
-    rows = []
-    for name in names[:ROWS]:
-        counts = ", ".join(f"{count} × {what}" for what, count in failures.get(name, {}).items())
+def _machine_table(job: Facts) -> PageTable:
+    """Each machine: what went wrong there, and where its time went; those alike in one row."""
+    paid = job.money
+    names = [*job.failures, *(name for name in job.by_machine if name not in job.failures)]
+    said = []
+    for name in names:
+        counts = ", ".join(
+            f"{count} × {what}" for what, count in job.failures.get(name, {}).items()
+        )
         spent = text.parts_of(job.by_machine[name]) if name in job.by_machine else ""
-        row = [text.machine_words(job, name), counts or "nothing", spent]
-        rows.append([*row, *([_price_of(job.money.by_machine.get(name))] if job.money else [])])
-    heads = ["machine", "what went wrong", "its workers' time", *(["price"] if job.money else [])]
-    return PageTable(heads, rows)
-
-
-def _price_of(cost: float | None) -> str:
-    return "" if cost is None else f"{cost:,.2f}"
+        cost = None if paid is None else paid.by_machine.get(name)
+        price = [] if paid is None else ["" if cost is None else paid.amount(cost)]
+        said.append((name, [counts or "nothing", spent, *price]))
+    found = text.alike(job, said)
+    rows = [[words, *own] for words, own in found[:ROWS]]
+    heads = [
+        "machine",
+        "what went wrong",
+        "its workers' time",
+        *(["price of each"] if paid else []),
+    ]
+    return PageTable(heads, rows, len(found))
 
 
 def _split(line: str) -> list[str]:

@@ -225,6 +225,7 @@ class RankTimes(msgspec.Struct, frozen=True, kw_only=True):
             that has cost most.
         lost_s: by how much longer it worked than the others while it was slow, in all stretches.
         factors: of each of the columns of the job's time its highest; 0 where nothing is told.
+        lost: ``lost_s`` by the columns.
     """
 
     node: str
@@ -241,6 +242,7 @@ class RankTimes(msgspec.Struct, frozen=True, kw_only=True):
     slow_until_t: float | None = None
     lost_s: float = 0.0
     factors: tuple[float, ...] = ()
+    lost: tuple[float, ...] = ()
 
 
 class _RankStretch(msgspec.Struct):
@@ -263,6 +265,7 @@ class _RankPlace:
         self.busy_s = [0.0] * COLUMNS  # the sum of its lines' figures
         self.lines = [0] * COLUMNS
         self.factors = [0.0] * COLUMNS
+        self.lost = [0.0] * COLUMNS
         self.slow: list[_RankStretch] = []
         self.is_slow = False
 
@@ -293,6 +296,8 @@ class _RankPlace:
         stretch = self.slow[-1]
         stretch.until_t, stretch.factor = t, max(stretch.factor, factor)
         stretch.lost_s += excess_s * one.num
+        for column in columns:
+            self.lost[column] += excess_s * one.num / len(columns)
 
     def told(self, node: str, place: int) -> RankTimes:
         assert self.newest is not None  # noqa: S101 - made with its first line
@@ -313,6 +318,7 @@ class _RankPlace:
             slow_until_t=None if worst is None else worst.until_t,
             lost_s=math.fsum(one.lost_s for one in self.slow),
             factors=tuple(self.factors),
+            lost=tuple(self.lost),
         )
 
 
@@ -351,12 +357,14 @@ def rank_times(ordered: Sequence[Event]) -> list[RankTimes]:
                 places[key].busy_s[at] / places[key].lines[at] for key in of
             )
             for kind, of in found.items()
+            if len(of) > 1  # a worker is not slower than itself
         }
         for at, found in enumerate(groups)
     ]
     for key, one, columns, from_t, t in each():
-        usual_s = others_s[columns[len(columns) // 2]][one.kind]
-        places[key].judge(one, usual_s, columns, from_t, t)
+        usual_s = others_s[columns[len(columns) // 2]].get(one.kind)
+        if usual_s is not None:
+            places[key].judge(one, usual_s, columns, from_t, t)
     told = [one.told(*key) for key, one in places.items()]
     first = {one.node: one.rank for one in sorted(told, key=_rank_of, reverse=True)}
     return sorted(told, key=lambda one: (first[one.node], one.node, one.place))

@@ -15,11 +15,11 @@ from rich.console import Console
 from rich.text import Text
 
 from outlast import units
-from outlast.ledger.events import Event
 from outlast.ledger.goodput import Goodput, Part
-from outlast.ledger.incidents import Incident, Slow
-from outlast.prices import NO_PRICES, Prices
-from outlast.report.facts import GOING_ON, Facts, Forecast, State, Storm, Untold, facts
+from outlast.ledger.incidents import Incident
+from outlast.report.facts import GOING_ON, Facts, State, TierInterval, Untold
+from outlast.report.findings import SILENCE, UNNAMED, SlowRank
+from outlast.report.forecast import Forecast, Storm
 from outlast.report.money import Money
 from outlast.report.series import RankTimes
 
@@ -45,8 +45,10 @@ _STATE_STYLES: Final = {
 }
 _EIGHTHS: Final = " ▏▎▍▌▋▊▉"
 ATTEMPTS_TOLD: Final = 5  # the newest ones
-RANK_LINES: Final = 3
+SLOW_TOLD: Final = 10  # slow ranks that the watch named
+UNNAMED_TOLD: Final = 3  # and others
 RANKS_NAMED: Final = 8
+MACHINES_NAMED: Final = 3  # of machines that are alike
 
 
 def where_time_went(
@@ -71,18 +73,22 @@ def where_time_went(
         if not worker_seconds:
             continue
         name, style = PART_WORDS[part]
-        line = _row(percents[part], name, worker_seconds, paid.parts.get(part))
+        line = _row(percents[part], name, worker_seconds, _price(paid, paid.parts.get(part)))
         if bar_width:
             bar = _bar(worker_seconds / goodput.total, bar_width)
             line.append("  ").append(bar, style=style)
         lines.append(line)
-    lines.append(_row(100.0, "worker time", goodput.total, paid.cost))
+    lines.append(_row(100.0, "worker time", goodput.total, _price(paid, paid.cost)))
     return lines
 
 
-def _row(percent: float, name: str, worker_seconds: float, money: float | None) -> Text:
+def _price(paid: Money, cost: float | None) -> str:
+    return "" if cost is None else paid.amount(cost)
+
+
+def _row(percent: float, name: str, worker_seconds: float, price: str) -> Text:
     row = f"{percent:5.1f} %  {name:<22}  {units.seconds(worker_seconds):>12}"
-    return Text(row if money is None else f"{row}  {money:>10,.2f}")
+    return Text(f"{row}  {price:>10}" if price else row)
 
 
 def _bar(share: float, width: int) -> str:
@@ -111,8 +117,10 @@ def breakdown_lines(job: Facts) -> list[Text]:
         lines += [_line(f"attempt {number}", parts_of(parts)) for number, parts in newest]
     if len(job.by_machine) > 1:
         lines += [
-            _line("machine", f"{machine_words(job, name)}, {parts_of(parts)}")
-            for name, parts in job.by_machine.items()
+            _line("machine", f"{words}, {parts}")
+            for words, (parts,) in alike(
+                job, ((name, [parts_of(parts)]) for name, parts in job.by_machine.items())
+            )
         ]
     for tier, one in job.by_tier.items():
         mean_s = one.seconds / one.num if one.num else 0.0
@@ -126,16 +134,41 @@ def breakdown_lines(job: Facts) -> list[Text]:
     return lines
 
 
-def incident_lines(incident: Incident, state: State = "running") -> list[Text]:
-    """Two or three lines: what happened, what it cost, when the job was back, if it was.
+def alike(
+    job: Facts, rows: Iterable[tuple[str, Sequence[str]]]
+) -> list[tuple[str, tuple[str, ...]]]:
+    """One row for all machines of a kind of which the same is said: their names, and that.
+
+    Args:
+        job: whose machines they are.
+        rows: machine, and what is said of it.
+    """
+    found: dict[tuple[str, tuple[str, ...]], list[str]] = {}
+    for name, said in rows:
+        found.setdefault((job.kinds.get(name, ""), tuple(said)), []).append(name)
+    return [(_names_words(job, names), said) for (_, said), names in found.items()]
+
+
+def _names_words(job: Facts, names: Sequence[str]) -> str:
+    if len(names) == 1:
+        return machine_words(job, names[0])
+    kind = job.kinds.get(names[0])
+    listed = ", ".join(names) if len(names) <= MACHINES_NAMED else f"{names[0]} to {names[-1]}"
+    return f"{len(names):,} machines alike{f' ({kind})' if kind else ''}: {listed}"
+
+
+def incident_lines(incident: Incident, job: Facts | None = None) -> list[Text]:
+    """Two to four lines: what happened, what was lost, when the job was back, what that cost.
 
     Args:
         incident: of a job.
-        state: of the job now.
+        job: that job; without it nothing is said of the cost.
     """
     first = Text(f"{units.when(incident.began_t)}  ", style="dim")
     first.append(incident.kind, style="bold red not dim")
     first.append(f": {incident.what}", style="not dim")
+    if incident.kind == SILENCE:
+        return [first]
     told = [f"on {', '.join(incident.nodes)}"] if incident.nodes else []
     if incident.detected_t > incident.began_t:
         after = units.seconds(incident.detected_t - incident.began_t)
@@ -149,7 +182,46 @@ def incident_lines(incident: Incident, state: State = "running") -> list[Text]:
         words = f"the commit of step {stands} stands" if stands else "nothing is committed"
         told.append(f"{words}, {units.count(incident.lost_steps, 'step')} lost")
     lines = [first, Text(f"  {'; '.join(told)}")] if told else [first]
-    return [*lines, Text(f"  {_back(incident, state)}")]
+    cost = "" if job is None else _incident_cost(incident, job)
+    back = _back(incident, "running" if job is None else job.state)
+    return [*lines, Text(f"  {back}"), *([Text(f"  {cost}")] if cost else [])]
+
+
+def _incident_cost(incident: Incident, job: Facts) -> str:
+    """Its parts, which add up, and their price; "" where it is not known or nothing."""
+    cost = job.cost_of_incident(incident)
+    if cost is None or not cost.total_s:
+        return ""
+    is_back = incident.back_t is not None
+    parts = [
+        f"{units.seconds(seconds)} {words[not is_back]}"
+        for seconds, words in zip(cost, _COST_WORDS, strict=True)
+        if seconds
+    ]
+    paid = _and_price(job, cost.held_s)
+    so_far = "" if is_back else " so far"
+    return f"cost {units.seconds(cost.total_s)} of each worker{so_far}{paid}: {', '.join(parts)}"
+
+
+def _and_price(job: Facts, held_s: float) -> str:
+    """What so many seconds of the job cost, behind what is said of them; "" without a price."""
+    price = job.cost_of(held_s)
+    if price is None or job.money is None:
+        return ""
+    return f" and {job.money.amount(price)}{'' if job.money.currency else ' in money'}"
+
+
+# In the order of IncidentCost's parts; and of one that is not over.
+_COST_WORDS: Final = (
+    ("until it was noticed", "until it was noticed"),
+    ("in which nobody had started it", "in which nobody had started it"),
+    ("until training went on", "since then, and training stands still"),
+    ("for steps made again after that", "for steps that are to be made again"),
+)
+INCIDENT_TERMS: Final = (
+    "lost: completed steps that are made again; back after: from the first sign to the first "
+    "sample behind the resume; cost: with the steps made again, each second counted once"
+)
 
 
 def _back(incident: Incident, state: State) -> str:
@@ -160,26 +232,12 @@ def _back(incident: Incident, state: State) -> str:
     return "not back yet" if state in GOING_ON else f"not back: the job's end ({state})"
 
 
-def summary(
-    events: Iterable[Event],
-    *,
-    now: float | None = None,
-    prices: Prices = NO_PRICES,
-) -> list[Text]:
+def summary_lines(job: Facts, *, now: float | None = None, num_unread: int = 0) -> list[Text]:
     """The job in a few lines: id and state, steps, attempts, goodput, incidents, money.
 
-    Arguments are those of :func:`outlast.report.facts.facts`.
-    """
-    job = facts(events, now=now, prices=prices)
-    return summary_lines(job, now=now)
-
-
-def summary_lines(job: Facts, *, now: float | None = None, num_unread: int = 0) -> list[Text]:
-    """:func:`summary` of facts that are at hand already.
-
     Args:
-        job: them.
-        now: as there.
+        job: it.
+        now: as of :func:`outlast.report.facts.facts`.
         num_unread: lines of the ledger that could not be read.
     """
     if job.state == "not started" and job.last_event_t is None:
@@ -195,14 +253,12 @@ def summary_lines(job: Facts, *, now: float | None = None, num_unread: int = 0) 
         _line("steps", f"{steps}{replayed}"),
         _line("attempts", units.count(done.attempts, "attempt")),
         _line("commits", f"{units.count(done.commits, 'commit')}{newest}"),
-        *(
-            _line("tier", f"{name} every {units.seconds(one.interval_s)} in calm: {one.reason}")
-            for name, one in job.tiers.items()
-        ),
+        *([_line("every", f"checkpoint.every is {job.every}")] if job.every else []),
+        *(_line("tier", every_words(name, one)) for name, one in job.tiers.items()),
         _line(
             "goodput",
             f"{done.fraction_productive * 100:.1f} % of {units.seconds(done.total)} of worker "
-            f"time, in {units.seconds(done.wall_s)}",
+            f"time, in {units.seconds(done.wall_s)}, went into new steps",
         ),
         _line("incidents", _incidents_words(job.incidents, job.state)),
     ]
@@ -219,9 +275,37 @@ def summary_lines(job: Facts, *, now: float | None = None, num_unread: int = 0) 
         _line("preflight", f"{machine} was left out: {why}")
         for machine, why in sorted(job.unfit.items())
     ]
+    if job.verdict is not None:
+        lines.append(_line("machines", job.verdict.words))
     if job.money is not None:
         lines.append(_line("cost", cost_words(job.money)))
     return lines
+
+
+def warning_lines(job: Facts, place: str = "") -> list[Text]:
+    """What has to be done, and the command to begin with.
+
+    Args:
+        job: it.
+        place: its directory, as it is to be given to commands; "" for the usual one.
+    """
+    return [
+        Text(f"warning: {one.what}", style="bold yellow").append(
+            f"\n  Next: {' '.join(filter(None, (one.command, place)))}", style="not bold default"
+        )
+        for one in job.warnings
+    ]
+
+
+def every_words(name: str, one: TierInterval) -> str:
+    """How often a tier takes a checkpoint, as it was decided and as it was."""
+    told = []
+    if one.interval_s is not None:
+        told.append(f"every {units.seconds(one.interval_s)} in calm, as decided: {one.reason}")
+    if one.was_s is not None and one.longest_s is not None:
+        was = f"every {units.seconds(one.was_s)} as it was, in the middle"
+        told.append(f"{was}, and {units.seconds(one.longest_s)} at the longest")
+    return f"{name} {'; '.join(told)}"
 
 
 def machine_words(job: Facts, name: str) -> str:
@@ -234,10 +318,10 @@ def cost_words(paid: Money) -> str:
     """What a job cost, of which so much is lost, at which prices; and what has no price."""
     words = []
     if paid.cost is not None and paid.lost is not None:
-        words.append(f"{paid.cost:,.2f}, of which {paid.lost:,.2f} lost")
+        cost, lost = paid.amount(paid.cost), paid.amount(paid.lost)
+        words.append(f"{cost}, of which {lost} lost: {LOST_TERM}")
         if paid.saved is not None:
-            than = "less" if paid.saved >= 0 else "more"
-            words.append(f"{abs(paid.saved):,.2f} {than} than on demand")
+            words.append(saved_words(paid))
         words[-1] += f" ({price_words(paid)})"
     unpriced = [one for one in paid.kinds if one.price is None and one.held_s]
     if unpriced:
@@ -249,13 +333,26 @@ def cost_words(paid: Money) -> str:
     return "; ".join(words)
 
 
+LOST_TERM: Final = "on other things than new steps, their data and the script's own code"
+SAVED_TERM: Final = "the same work on demand, where nothing interrupts it"
+
+
+def saved_words(paid: Money) -> str:
+    """What was saved, and beside what; there is a sum."""
+    saved = paid.saved or 0.0
+    return f"{paid.amount(abs(saved))} {'less' if saved >= 0 else 'more'} than {SAVED_TERM}"
+
+
 def price_words(paid: Money) -> str:
-    """At which prices."""
+    """At which prices, in which currency."""
     priced = [one for one in paid.kinds if one.price is not None]
+    named = paid.currency and f" {paid.currency}"
     if len({(one.price, one.priced_as) for one in priced}) <= 1:
-        return f"{paid.price:g} per machine and hour, {paid.priced_as}"
-    told = [f"{one.kind or 'others'} {one.price:g} {one.priced_as}" for one in priced]
-    return f"per machine and hour: {', '.join(told)}"
+        words = f"{paid.price:g}{named} per machine and hour, {paid.priced_as}"
+    else:
+        told = [f"{one.kind or 'others'} {one.price:g}{named} {one.priced_as}" for one in priced]
+        words = f"per machine and hour: {', '.join(told)}"
+    return words if named else f"{words}; in the currency of [price]"
 
 
 def untold_words(untold: Untold) -> str:
@@ -301,7 +398,7 @@ def forecast_lines(job: Facts) -> list[Text]:
         _line(
             "goodput",
             f"{found.productive_predicted * 100:.1f} % predicted, {found.productive * 100:.1f} % "
-            "measured, of the time that machines were held",
+            "measured, of the time that machines were held, without waiting for them",
         ),
         _line(
             "failures",
@@ -318,7 +415,8 @@ def forecast_lines(job: Facts) -> list[Text]:
     paid = job.money or Money()
     predicted = found.cost_predicted(paid.cost, paid.price)
     if predicted is not None:
-        lines.append(_line("cost", f"{predicted:,.2f} predicted, {paid.cost:,.2f} measured"))
+        words = f"{_price(paid, predicted)} predicted, {_price(paid, paid.cost)} measured"
+        lines.append(_line("cost", words))
     if found.regret is not None and found.best_interval_s is not None:
         words = (
             f"{units.seconds(found.interval_s)} between checkpoints; of fixed intervals "
@@ -361,52 +459,70 @@ def _line(name: str, words: str) -> Text:
     return Text(f"  {name:<9} ", style="dim").append(words, style="not dim")
 
 
-def slow_line(slow: Slow) -> Text:
-    """One slow rank, and what it has cost."""
-    who = f"rank{'s' * (len(slow.ranks) > 1)} {', '.join(map(str, slow.ranks))} on {slow.node}"
-    what = {"loader": "slow to get data", "burst": "slow for some steps"}.get(slow.cause, "slow")
-    line = Text(who, style="bold").append(f": {what}", style="not bold")
-    steps = f"steps {slow.since_step} to {slow.until_step}"
-    cost = f"about {units.seconds(slow.lost_s)} lost waiting"
-    so_far = "" if slow.over else " so far"
+def slow_line(slow: SlowRank, job: Facts) -> Text:
+    """One slow rank: since when, why, by how much, and what it has cost."""
+    line = Text(f"{ranks_words(slow.ranks)} on {slow.node}", style="bold")
+    steps = ""
+    if slow.since_step is not None:
+        steps = f" (steps {slow.since_step} to {slow.until_step})"
+    how = f"{_SLOW_CAUSES.get(slow.cause, _SLOW_CAUSES['compute'])} {_more_words(slow.factor)}"
     return line.append(
-        f", {slow.factor:.3g} times a usual step, {steps}{so_far}, {cost}", style="not bold"
+        f": {how} the others', "
+        f"{span_words(slow.from_t, slow.until_t)}{'' if slow.over else ' and on'}{steps}, "
+        f"about {units.seconds(slow.lost_s)} lost waiting{_and_price(job, slow.lost_s)}",
+        style="not bold",
     )
 
 
-def rank_words(ranks: Sequence[RankTimes]) -> str:
-    """Workers of one machine, and how slow they were; they are at least one."""
-    numbers = sorted(one.rank for one in ranks)
-    listed = ", ".join(map(str, numbers[:RANKS_NAMED])) + ", …" * (len(numbers) > RANKS_NAMED)
-    who = f"rank{'s' * (len(numbers) > 1)} {listed} on {ranks[0].node}"
-    slow = slow_words(max(ranks, key=lambda one: one.lost_s))
-    return f"{who}: {slow}" if slow else who
+def _more_words(factor: float) -> str:
+    if factor < 2:
+        return f"{100 * (factor - 1):.0f} % longer than"
+    return f"{factor:.3g} times as long as"
+
+
+_SLOW_CAUSES: Final = {
+    "compute": "slow, its steps",
+    "loader": "slow to get data, its steps",
+    "burst": "slow for some steps, these",
+    UNNAMED: "slow by each minute's figures, steps up to",
+}
+
+
+def slow_lines(job: Facts) -> list[Text]:
+    """The slow ranks; of many those that have cost most, and how many more there are.
+
+    Of machines that the watch did not name there are few: where slowness goes from one to the next,
+    none of them is to blame.
+    """
+    kept: list[SlowRank] = []
+    for most, are_named in ((SLOW_TOLD, True), (UNNAMED_TOLD, False)):
+        told = [one for one in job.slow_ranks if (one.cause != UNNAMED) is are_named]
+        kept += sorted(told, key=lambda one: -one.lost_s)[:most]
+    lines = [slow_line(one, job) for one in sorted(kept, key=lambda one: one.from_t)]
+    if left := len(job.slow_ranks) - len(kept):
+        lines.append(Text(f"and {left:,} more that have cost less: outlast report --json"))
+    return lines
+
+
+def ranks_words(ranks: Sequence[int]) -> str:
+    """Numbers of workers; of many the first ones."""
+    listed = ", ".join(map(str, ranks[:RANKS_NAMED])) + ", …" * (len(ranks) > RANKS_NAMED)
+    return f"rank{'s' * (len(ranks) > 1)} {listed}"
+
+
+def span_words(from_t: float, until_t: float) -> str:
+    """From when to when, with the day where it is another one."""
+    is_one_day = units.day(from_t) == units.day(until_t)
+    since = units.when(from_t).removesuffix(" UTC")
+    return f"{since} to {(units.clock if is_one_day else units.when)(until_t)}"
 
 
 def slow_words(one: RankTimes) -> str:
-    """How slow a worker was, and when; "" where it was not."""
+    """How slow a worker was by its minutes' figures, and when; "" where it was not."""
     if one.slow_factor is None or one.slow_from_t is None or one.slow_until_t is None:
         return ""
-    is_one_day = units.day(one.slow_from_t) == units.day(one.slow_until_t)
-    since = units.when(one.slow_from_t).removesuffix(" UTC")
-    until = (units.clock if is_one_day else units.when)(one.slow_until_t)
-    return (
-        f"up to {one.slow_factor:.3g} times the others' work in a step, {since} to {until}, "
-        f"{units.seconds(one.lost_s)} longer in all"
-    )
-
-
-def rank_lines(ranks: Iterable[RankTimes]) -> list[str]:
-    """The machines whose workers were slow, in one line each, the costliest first."""
-    found: dict[str, list[RankTimes]] = {}
-    for one in ranks:
-        if one.slow_factor is not None:
-            found.setdefault(one.node, []).append(one)
-    worst = sorted(found.values(), key=lambda of: -max(one.lost_s for one in of))
-    lines = [rank_words(of) for of in worst[:RANK_LINES]]
-    if len(worst) > RANK_LINES:
-        lines.append(f"and ranks on {units.count(len(worst) - RANK_LINES, 'more machine')}")
-    return lines or ["no rank worked much longer than the others"]
+    when = span_words(one.slow_from_t, one.slow_until_t)
+    return f"up to {one.slow_factor:.3g} times the others' work in a step, {when}"
 
 
 def _slow_words(job: Facts) -> str:
@@ -415,8 +531,9 @@ def _slow_words(job: Facts) -> str:
     words = [units.count(len(lasting), "slow rank")] if lasting else []
     words += [units.count(bursts, "burst")] if bursts else []
     return (
-        f"{' and '.join(words)}; about {units.seconds(job.waited_s)} of the steps' time were "
-        "lost waiting for them (an estimate, part of the productive time)"
+        f"{' and '.join(words)}; about {units.seconds(job.waited_s)} of the job's "
+        f"{units.seconds(job.held_s)} were lost waiting for them (an estimate, part of the "
+        "productive time; those at the same time counted once)"
     )
 
 

@@ -6,8 +6,8 @@ is left, this worker's own work (``compute``). In a synchronous step all workers
 the slow one is known by the most compute, or data, and the least wait.
 
 Guarantees: nothing here waits, and nothing here stops training: what fails is switched off, once,
-with a line in the log. Outside of the loop nothing is hooked. A worker alone, or without our agent,
-measures nothing.
+with a line in the log. Outside of the loop nothing is hooked. Without our agent nothing is
+measured; a worker alone has nobody to wait for, and nothing is hooked for it.
 
 On a GPU the device's time counts: ``data`` is the time that it had nothing to do between two steps,
 at most what the host waited for its batch. A step is written once the device has done it.
@@ -299,7 +299,7 @@ class Meter:
     ) -> None:
         self._beat = beat
         self._samples = samples
-        self._is_on = beat.is_heard and not alone
+        self._is_on, self._alone = beat.is_heard, alone
         self._is_saving = is_saving
         self._in_loop = False
         self._waits: ThreadWaits | None = None
@@ -375,7 +375,8 @@ class Meter:
         self._device = None if clock is None else _Device(clock)
         self._waits = ThreadWaits(clock, self._beat)
         self._end_s = 0.0
-        self._waits.open(models)
+        if not self._alone:
+            self._waits.open(models)
         self._beat.kind(kind_of(models))
 
     def _begun(self, waits: ThreadWaits) -> None:

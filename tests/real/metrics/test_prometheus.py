@@ -113,6 +113,11 @@ FIRES = {
         {"node": "m"},
         {0: "-5x1000"},
     ),
+    "OutlastMessagesFail": (
+        [(f"outlast_messages_not_told_total{{{JOB}}}", "0x490 0 0 0 0 1 1 1 1 1 1")],
+        {},
+        {0: "2x500"},  # long ago
+    ),
 }
 SEVERITY = {rule.name: rule.severity for rule in RULES}
 
@@ -213,7 +218,12 @@ def test_prometheus_scrapes_a_job_whose_workers_are_killed(floor, tmp_path):
     running = floor.outlast(
         *("run", "--nproc-per-node", 2, "--max-restarts", 20, "--dir", job),
         *(real.TRAIN, records, 100_000, "--light", "--pause", 0.02, "--every", "20 steps"),
-        env={"OUTLAST_METRICS_PORT": port, "OUTLAST_METRICS_TEXTFILE": textfile},
+        env={
+            "OUTLAST_METRICS_PORT": port,
+            "OUTLAST_METRICS_TEXTFILE": textfile,
+            "OUTLAST_PRICE_SPOT": "36",
+            "OUTLAST_PRICE_ON_DEMAND": "100",
+        },
     )
     prometheus = Prometheus(floor, tmp_path, port)
     url = f"http://127.0.0.1:{port}/metrics"
@@ -251,6 +261,7 @@ def test_prometheus_scrapes_a_job_whose_workers_are_killed(floor, tmp_path):
         row.exported for row in ROWS.values() if row.form == "counter" and not row.labels
     }
     assert from_the_start <= scraped
+    assert {name for name in known if name.endswith("_money")} <= scraped
     real.until(textfile.exists, "the text file", running=running)
     assert promtool("check", "metrics", text=textfile.read_text()) == ""
     running.signal(signal.SIGTERM)

@@ -3,9 +3,11 @@
 import json
 
 import pytest
+import torch
 from cli_job import BYTES, JOB, SHARD, STATE, name_of
 from unit_checkpoints import write
 
+from outlast.checkpoint.manifest import part_file, shard_file
 from outlast.storage import Directory
 
 SIZE = BYTES + len('{"state": {}}')
@@ -132,11 +134,105 @@ def test_an_object_store_that_cannot_be_opened_is_a_tier_like_any_other(job, out
 
 def test_nothing_there_yet(job, outlast):
     code, out, _ = outlast("checkpoints", "list")
-    assert (code, out) == (0, f"no checkpoint in {job.place}/fast or {job.place}/slow yet\n")
+    first, then = out.splitlines()
+    assert (code, first) == (0, f"no checkpoint in {job.place}/fast or {job.place}/slow yet")
+    assert then == "nothing has been started here yet. Next: outlast run YOUR_SCRIPT"
     for command in ("show", "verify", "repair"):
         code, out, err = outlast("checkpoints", command)
         assert (code, out) == (2, "")
         assert "there is no checkpoint in" in err
+
+
+@pytest.mark.parametrize(
+    ("every", "steps", "due"),
+    [
+        ("200 steps", [], "it is before its first step; without outlast.session a script saves"),
+        ("200 steps", [17], "the next one is due at step 200 (checkpoint.every = 200 steps)"),
+        ("200 steps", [17, 201], "the next one is due at step 400"),
+        ("200 steps", [17, 400], "there would be some: the script sets its own (every= of outlast"),
+        ("5 min", [17], "5 min after training began (checkpoint.every = 5 min)"),
+        ("auto", [17], "5 s after training began (checkpoint.every = auto)"),
+    ],
+    ids=str,
+)
+def test_nothing_saved_while_it_runs_says_when_something_will_be(
+    job, outlast, monkeypatch, every, steps, due
+):
+    monkeypatch.setenv("OUTLAST_CHECKPOINT_EVERY", every)
+    job.ledger.append("job_started", rank=None, command="outlast run train.py")
+    job.ledger.append("attempt_formed", rank=None, world_size=1, nodes=1)
+    for step in steps:
+        job.ledger.append("step", rank=0, step=step, seconds=1.0, stalled_s=0.0, until=1000)
+    _, how, when, then = outlast("checkpoints", "list", job.directory)[1].splitlines()
+    assert how.startswith("the job: running; ")
+    assert due in when
+    assert then == f"Next: outlast top {job.directory}"
+
+
+def test_nothing_saved_and_the_job_is_over(job, outlast):
+    job.ledger.append("job_started", rank=None, command="outlast run train.py")
+    job.ledger.append("storage_error", rank=None, operation="save", error="no space")
+    job.ledger.append("job_finished", rank=None, exit_code=77, reason="the disk is full")
+    _, how, note, then = outlast("checkpoints", "list")[1].splitlines()
+    assert "the job: storage unusable (exit 77)" in how
+    assert note == "storage failed, save: no space"
+    assert then == "Next: outlast report"
+
+
+@pytest.mark.parametrize(
+    ("harm", "words"),
+    [
+        (lambda path: path.write_bytes(path.read_bytes()[:7]), f"has 7 of {BYTES:,} bytes"),
+        (lambda path: path.unlink(), "is missing"),
+    ],
+    ids=["cut", "gone"],
+)
+def test_a_file_that_is_cut_short_or_missing_is_seen_by_its_size(job, outlast, harm, words):
+    job.save(100, 200)
+    harm(job.path("fast", 200, SHARD))
+    rows, _, _ = listed(outlast)
+    why = f"1 of 2 files whole: {SHARD} {words}"
+    assert rows[200]["tiers"]["fast"] == {
+        "state": "invalid",
+        "reason": why,
+        "odd_files": {SHARD: words},
+    }
+    assert states(rows[100]) == {"fast": "committed", "slow": "committed"}
+    assert rows[200]["state"] == "committed"  # the other tier has it
+    _, _, row, more, then = outlast("checkpoints", "list")[1].splitlines()
+    assert row.split()[-2:] == ["BAD", "yes"]
+    assert more == f"           fast: {why}"
+    assert then == "Next: outlast checkpoints repair"
+    harm(job.path("slow", 200, STATE))
+    assert listed(outlast)[0][200]["state"] == "committed"  # each file is whole somewhere
+    job.path("slow", 200, SHARD).write_bytes(b"")
+    rows, _, _ = listed(outlast)
+    assert (rows[200]["state"], rows[200]["reason"]) == ("invalid", "a file is whole in no tier")
+    assert outlast("checkpoints", "list")[1].splitlines()[-1] == "Next: outlast checkpoints verify"
+
+
+def test_of_many_ranks_the_file_is_named_and_parts_are_read_for_it_alone(job, outlast, monkeypatch):
+    (job.place / "outlast.toml").write_text('[[tier]]\nname = "fast"\nurl = "fast"\n')
+    states = [{"m": {"w": torch.full((5,), float(rank))}, "rank": rank} for rank in range(3)]
+    manifest = write(Directory(job.place / "fast"), states, 300, job=JOB)
+    read, at = [], job.place / "fast" / str(manifest.save)
+    original = Directory.open
+
+    def noted(self, name):
+        read.append(name)
+        return original(self, name)
+
+    monkeypatch.setattr(Directory, "open", noted)
+    assert listed(outlast)[0][300]["state"] == "committed"
+    assert read == []
+    path = at / shard_file(1)
+    path.write_bytes(path.read_bytes()[:-1])
+    (row,) = listed(outlast)[0].values()
+    (name,) = row["tiers"]["fast"]["odd_files"]
+    assert name == shard_file(1)
+    assert row["tiers"]["fast"]["reason"].startswith("8 of 9 files whole: ")
+    assert read
+    assert all(part_file(1) in name for name in read)
 
 
 def made_with(job, **tiers):

@@ -2,6 +2,7 @@
 
 import io
 import json
+import re
 import time
 
 import msgspec
@@ -10,6 +11,7 @@ from click.testing import CliRunner
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from rich.console import Console
+from unit_prices import priced
 
 from outlast import config
 from outlast.cli import cli
@@ -20,6 +22,8 @@ from outlast.ledger.file import FILE_NAME
 from outlast.ledger.job import Job, settings_of
 from outlast.peer import claims
 from outlast.peer.claims import Claim, Claims, SignOfLife, this_process
+from outlast.report.facts import facts
+from outlast.report.text import slow_line
 from outlast.storage import Directory
 
 JOB = Job(id="0123456789ab", created_t=0.0, settings={}, versions={})
@@ -84,7 +88,7 @@ def test_a_job_that_has_come_back(tmp_path):
     assert (tier.name, tier.step, tier.age_s) == ("local", 10, 34.0)
     (incident,) = view.incidents
     assert (incident.kind, incident.is_open, incident.lost_steps) == ("worker lost", False, 10)
-    assert incident.cost_s == pytest.approx(24.0 + 10 * 1.0)  # until the new step, and ten again
+    assert incident.cost_s == pytest.approx(24.0)  # the sample that ends it has the ten again
     assert [(one.name, one.failures) for one in view.machines] == [("a", {"worker_lost": 1})]
     # 70 steps of a second each; and of 44 s behind the start-up 30 were new steps.
     assert view.left_low_s == pytest.approx(70.0)
@@ -130,6 +134,9 @@ def test_one_whose_process_has_ended_is_dead(tmp_path):
     text = "\n".join(line.plain for line in screen(view, 80))
     assert "DEAD since 13:47:26 UTC, 54.0 s ago" in text
     assert "Next: outlast run train.py (goes on from step 10)" in text
+    write(tmp_path / "j", [one for one in lived() if one.event != "commit"])
+    text = "\n".join(line.plain for line in screen(viewed(tmp_path / "j"), 80))
+    assert "Next: outlast run train.py (from step 0: nothing is saved)" in text
 
 
 @pytest.mark.parametrize(("age_s", "state"), [(5.0, "running"), (600.0, "gone")])
@@ -145,6 +152,21 @@ def test_machines_that_gather_have_claimed_nothing_yet(tmp_path, age_s, state):
 def test_where_nobody_here_can_tell_the_ledger_does(tmp_path, age_s, state):
     write(tmp_path / "j", lived())
     assert viewed(tmp_path / "j", now=1_000_046.0 + age_s).state == state
+
+
+def test_silence_is_dated_and_is_no_time_of_the_job(tmp_path):
+    (tmp_path / "outlast.toml").write_text("[price]\nspot = 36\n")
+    lost = event(46, "worker_lost", 2, 1, beat_t=1_000_046.0, step=30)
+    write(tmp_path / "j", [*lived(), lost])
+    view = viewed(tmp_path / "j", now=1_000_046.0 + 66 * 86_400)
+    assert (view.state, view.wall_s, view.left_low_s) == ("silent", 46.0, None)
+    assert view.cost == pytest.approx(0.46)
+    assert view.incidents[0].is_open
+    assert view.incidents[0].cost_s < 46.0
+    text = " ".join(line.plain.strip() for line in screen(view, 80))
+    assert "silent since 1970-01-12 13:47:26 UTC, 66 d 00 h ago: nobody here can tell" in text
+    assert "last attempt 2 · 2 workers · ran for 46.0 s in all" in text
+    assert "1970-01-12 13:47:02 UTC worker lost" in text
 
 
 def test_a_sign_of_life_that_stands_still_or_goes_on(tmp_path, monkeypatch):
@@ -176,6 +198,9 @@ def test_ranks_of_other_machines_are_as_their_machines_said_last(tmp_path):
             t, "rank_steps", attempt, None, "b", ranks=[first, first + 1], **counts, **figures
         )
 
+    def age_of(view):
+        return [one.age_s for one in view.ranks]
+
     events = [*lived(), told(48, 2, [0.1, 0.2]), told(58, 2, [0.1, 0.25])]
     events.append(told(59, 1, [9.0, 9.0]))  # late, of the attempt before
     write(tmp_path / "j", events)
@@ -187,12 +212,98 @@ def test_ranks_of_other_machines_are_as_their_machines_said_last(tmp_path):
     console = Console(file=io.StringIO(), width=100, height=40, color_system=None)
     console.print(ViewScreen(view))
     assert "250 ms" in console.file.getvalue()
+    assert age_of(view) == [42.0, 42.0]
+    assert "as of 42.0 s ago" in console.file.getvalue()
     beside = told(59, 2, [0.3, 0.3], first=4)  # another agent of the same machine
     write(tmp_path / "j", [*events, beside])
     assert [one.rank for one in viewed(tmp_path / "j").ranks] == [4, 5, 3, 2]
     again = event(60, "attempt_formed", 3, None, world_size=2, nodes=1, hosts={"a": 2})
     write(tmp_path / "j", [*events, again])
     assert viewed(tmp_path / "j").ranks == []
+
+
+def slow_rank(t, step, over=False, **more):
+    fields = {"ranks": [3], "factor": 1.5, "since_step": 12, "lost_s": 0.4, "cause": "compute"}
+    return event(t, "straggler", 2, 3, "b", **{**fields, "step": step, "over": over, **more})
+
+
+def test_slow_ranks_are_those_of_the_report_and_one_that_is_over_is_not_forgotten(tmp_path):
+    (tmp_path / "outlast.toml").write_text('[price]\nspot = 36\ncurrency = "USD"\n')
+    prices = msgspec.structs.replace(priced("36"), currency="USD")
+
+    def both(events, now):
+        write(tmp_path / "j", events)
+        view, job = viewed(tmp_path / "j", now=now), facts(events, now=now, prices=prices)
+        assert [one.rank for one in view.slow_ranks] == job.slow_ranks
+        assert [one.what for one in view.slow_ranks] == [
+            slow_line(one, job).plain for one in job.slow_ranks
+        ]
+        assert [one.cost for one in view.slow_ranks] == [
+            pytest.approx(job.cost_of(one.lost_s)) for one in job.slow_ranks
+        ]
+        return view
+
+    events = [*lived(), slow_rank(46, 22), event(47, "step", 2, step=31, seconds=1.0)]
+    (slow,) = both(events, 1_000_048.0).slow_ranks
+    assert (slow.rank.ranks, slow.rank.until_step, slow.rank.over) == ((3,), 31, False)
+    over = [*events, slow_rank(48, 31, over=True), event(49, "step", 2, step=60, seconds=1.0)]
+    view = both(over, 1_000_050.0)
+    (slow,) = view.slow_ranks
+    assert (slow.rank.over, slow.rank.until_step) == (True, 31)
+    text = " ".join(line.plain.strip() for line in screen(view, 120, 30))
+    assert f"slow: {slow.what}" in text
+    assert slow.what.endswith("USD")
+    assert "1970-01-12 13:46:54 to 13:47:27 UTC (steps 12 to 31)" in slow.what
+    many = [slow_rank(46.5 + i / 10, 23 + i, ranks=[i], cause="burst", over=True) for i in range(5)]
+    text = " ".join(line.plain.strip() for line in screen(both([*events, *many], NOW), 120, 40))
+    assert "slow: rank 3 on b" in text  # that still is, before those that were
+    assert "and 4 more times that a rank was slow" in text
+    view, seen = viewed(tmp_path / "j"), set()
+    for height in range(5, 40):  # each is there as a whole, or not at all
+        lines = screen(view, 80, height)
+        text = " ".join(line.plain.strip() for line in lines)
+        seen.add(num := sum(f"slow: {one.what}" in text for one in view.slow_ranks))
+        assert text.count("slow: rank") == num
+        assert len(lines) <= height
+    assert seen == {0, 1, 2}
+
+
+def test_messages_that_did_not_go_out_are_seen_until_one_does(tmp_path):
+    failed = event(45, "not_told", 2, None, why="HTTP 500", since_t=1_000_044.0, of=1)
+    earlier = event(44, "not_told", 2, None, why="HTTP 404", since_t=1_000_043.0, of=1)
+    write(tmp_path / "j", [*lived(), earlier, failed])
+    view = viewed(tmp_path / "j")
+    assert view.untold.num == 2
+    text = " ".join(line.plain.strip() for line in screen(view, 80, 24))
+    assert "! 2 messages could not be sent since" in text
+    assert "HTTP 500" in text
+    assert "2 messages could not be sent" in status_line(view)
+    events = [*lived(), failed, event(46, "not_told", 2, None, over=True)]
+    write(tmp_path / "j", events)
+    view = viewed(tmp_path / "j")
+    assert view.untold == facts(events).untold
+    assert "could not be sent" not in status_line(view)
+    assert "1 message could not be sent from" in " ".join(x.plain for x in screen(view, 90))
+
+
+def test_each_cell_of_a_bar_is_in_the_legend_and_in_any_font(tmp_path):
+    write(tmp_path / "j", lived())
+    held(tmp_path / "j", this_process())
+    lines = [line.plain for line in screen(viewed(tmp_path / "j", now=1_000_047.0), 100)]
+    (bar,) = (line for line in lines if line.startswith("goodput"))
+    cells = set(bar.partition("%")[2].split()[0])
+    legend = " ".join(lines[lines.index(bar) + 1 :])
+    assert cells == set("=1234.")  # the smallest part has its cell, too
+    assert all(re.search(rf"(^| ){re.escape(cell)} \w", legend) for cell in cells)
+    assert all(ord(char) < 256 or char == "…" for char in "".join(lines))
+
+
+def test_a_loop_that_goes_on_beyond_its_end_has_a_whole_bar(tmp_path):
+    write(tmp_path / "j", [*lived(), event(47, "step", 2, step=10**12, seconds=1.0, until=100)])
+    held(tmp_path / "j", this_process())
+    lines = [line.plain for line in screen(viewed(tmp_path / "j", now=1_000_048.0), 80)]
+    (bar,) = (line for line in lines if line.startswith("step "))
+    assert set(bar.rpartition("  ")[2]) == {"="}
 
 
 # --- any ledger, any terminal ---------------------------------------------------------------------
@@ -306,10 +417,33 @@ def test_once_and_json(tmp_path):
     assert found["incidents"][0]["number"] == 1
 
 
+@pytest.mark.parametrize(
+    ("ended", "code"),
+    [
+        ({"exit_code": 0}, 0),
+        ({"exit_code": 75}, 75),
+        ({"exit_code": 76}, 76),
+        ({"exit_code": 77}, 77),
+        ({"exit_code": 78}, 78),
+        ({"exit_code": 2}, 1),
+        (None, 3),  # silent
+    ],
+    ids=str,
+)
+def test_scripts_hear_how_it_stands(tmp_path, ended, code):
+    end = [] if ended is None else [event(50, "job_finished", 2, None, reason="", **ended)]
+    write(tmp_path / "j", [*lived(), *end])
+    for how in ("--once", "--json"):
+        assert CliRunner().invoke(cli, ["top", str(tmp_path / "j"), how]).exit_code == code
+    if ended is None:
+        held(tmp_path / "j", this_process())  # somebody runs it
+        assert CliRunner().invoke(cli, ["top", str(tmp_path / "j"), "--once"]).exit_code == 0
+
+
 def test_in_lines_it_ends_with_the_job(tmp_path):
     write(tmp_path / "j", [*lived(), event(50, "job_finished", 2, None, exit_code=76, reason="no")])
     shown = CliRunner().invoke(cli, ["top", str(tmp_path / "j")])  # no terminal
-    assert shown.exit_code == 0
+    assert shown.exit_code == 76
     (line,) = shown.output.splitlines()
     assert "gave up (exit 76)" in line
     assert "\x1b" not in line
@@ -319,7 +453,7 @@ def test_one_that_has_not_started_is_one_line(tmp_path):
     write(tmp_path / "j", [])
     (tmp_path / "j" / FILE_NAME).unlink()
     shown = CliRunner().invoke(cli, ["top", str(tmp_path / "j")])
-    assert shown.exit_code == 0
+    assert shown.exit_code == 3
     assert shown.output == "./j: nothing has been started here yet\n"
 
 

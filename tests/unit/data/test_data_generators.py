@@ -58,6 +58,18 @@ class Slotted:
         self.rng = rng
 
 
+class Refuses:
+    """Raises for whatever it is asked, as stand-ins of libraries do."""
+
+    __slots__ = ("rng",)
+
+    def __init__(self, rng):
+        self.rng = rng
+
+    def __getattr__(self, name):
+        raise RuntimeError(f"not to be asked for {name}")
+
+
 class OfItsClass:
     rng = np.random.default_rng(8)
 
@@ -98,6 +110,7 @@ def holders(rng):
         "attribute": Quiet(rng=rng),
         "dictionary": Quiet(inner={"a": [1, {"rng": rng}]}),
         "slots": Quiet(inner=Slotted(rng)),
+        "refuses": Quiet(inner=Refuses(rng)),
         "partial": Quiet(transform=functools.partial(max, rng)),
         "closure": DataLoader([1, 2], collate_fn=closed_over(rng)),
         "bound": Quiet(shuffle=rng.random),

@@ -150,6 +150,21 @@ def test_what_all_steps_were_spent_on_is_told_for_the_ledger(ranks):
     assert line.longest_s == pytest.approx((0.5, 0.5))
 
 
+def test_of_a_worker_alone_the_ledger_hears_and_nobody_compares(ranks):
+    beats, watched = ranks
+    watched.begin = msgspec.structs.replace(watched.begin, world_size=1)
+    watched.heard.pop(9)
+    pace = Pace()
+    pace.begin(watched)
+    said = []
+    for look in range(4 * 6):
+        beats[0].timing(*timing(look + 1, 0.5))
+        said += pace.look(look * EVERY_S)
+    (line,) = said
+    assert isinstance(line, RankSteps)
+    assert (line.ranks, line.num, line.step_s) == ((8,), (21,), (0.5,))
+
+
 def test_steps_that_are_not_remembered_any_more_are_counted(ranks):
     beats, watched = ranks
     pace = Pace()

@@ -84,6 +84,20 @@ def test_a_second_kill_replays_from_the_highest_mark():
     assert goodput(killed_twice()).steps_replayed == 14 + 32
 
 
+def test_steps_between_the_last_sample_and_a_commit_are_done_again_as_well():
+    lost_t = [
+        *start(),
+        sample(4.0, 10),
+        ev(4.9, "commit", 1, 0, step=18, durable_s=0.1, bytes=8, files=2),
+        formed(6.0, 2),
+        resumed(7.0, 8, 2),
+        sample(8.0, 28, 2),
+    ]
+    assert goodput(lost_t).steps_replayed == 10
+    weights = [e for e in lost_t if e.event != "commit"]
+    assert goodput(weights).steps_replayed == 2
+
+
 def test_a_drain_stalls_for_its_commit_then_waits_and_restarts():
     split = goodput(drained())
     # Two workers until the second attempt forms at 66 s, four from there on.

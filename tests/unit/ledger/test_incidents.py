@@ -62,9 +62,27 @@ def test_a_kill_lasts_from_the_last_beat_to_the_first_new_step():
         resumed_step=50,
         resumed_t=9.0,
         back_t=10.0,
+        back_step=60,
         closed=True,
     )
     assert incident.lost_steps == 7
+
+
+def test_steps_that_are_done_again_before_the_first_sample_are_counted_once():
+    (seldom,) = incidents([*killed(), sample(10.0, 53, 2)])
+    cost = seldom.cost(0.3)
+    assert cost == pytest.approx((0.6, 0.0, 3.0, 4 * 0.3))
+    assert cost.total_s == seldom.cost_s(0.3) == pytest.approx(3.6 + 1.2)
+    (all_done,) = incidents([*killed(), sample(10.0, 60, 2)])
+    assert all_done.cost(0.3) == pytest.approx((0.6, 0.0, 3.0, 0.0))
+
+
+def test_the_time_in_which_nobody_had_started_it_costs_no_machines():
+    (incident,) = incidents(drained())
+    cost = incident.cost(0.3)
+    assert cost.total_s == pytest.approx(69.0 - 4.5)
+    assert cost.held_s == pytest.approx(cost.total_s - incident.away_s)
+    assert incident.away_s > 50.0
 
 
 def test_an_incident_is_open_until_a_new_step():
@@ -162,6 +180,8 @@ def test_a_notice_that_ends_in_a_drain_closes_with_the_next_attempts_first_step(
         resumed_step=91,
         resumed_t=68.0,
         back_t=69.0,
+        back_step=95,
+        away_s=pytest.approx(59.9),
         closed=True,
     )
     assert incident.lost_steps == 0

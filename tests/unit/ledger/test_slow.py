@@ -95,6 +95,17 @@ def test_what_it_cost_goes_on_until_it_is_over():
     assert (one.node, one.ranks, one.factor) == ("b", (3,), 1.5)
 
 
+def test_when_it_was_slow_is_read_from_the_samples_around_it():
+    events = [sampled(100.0, 400), sampled(110.0, 420), straggler(111.0)]  # since step 410
+    (one,) = slow_ranks(events)
+    assert (one.from_t, one.until_t) == (105.0, 111.0)
+    (one,) = slow_ranks([*events, sampled(140.0, 480)])
+    assert (one.from_t, one.until_t) == (105.0, 140.0)
+    over = [sampled(140.0, 480), straggler(150.0, step=460, over=True), sampled(160.0, 500)]
+    (one,) = slow_ranks([*events, *over])
+    assert (one.from_t, one.until_t) == (105.0, 130.0)
+
+
 def test_another_attempt_ends_it():
     found = slow_ranks([straggler(1.0), sampled(2.0, 439), sampled(3.0, 900, attempt=2)])
     assert found[0].lost_s == pytest.approx(30 * 0.011)

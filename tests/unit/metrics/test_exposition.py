@@ -7,6 +7,7 @@ import re
 import pytest
 import yaml
 from prometheus_client.openmetrics.parser import text_string_to_metric_families
+from unit_prices import priced
 
 from outlast.health.exporter import CadenceSetting
 from outlast.ledger.events import EVENT_NAMES, Event, encode
@@ -16,6 +17,8 @@ from outlast.metrics.dashboard import dashboard
 from outlast.metrics.exposition import Exposition
 from outlast.metrics.folded import MOST_TIERS, JobFold
 from outlast.metrics.table import MOST_NODES, PHASES, ROWS, TABLE, series_of
+from outlast.prices import NO_PRICES
+from outlast.report.facts import facts
 
 
 class Story:
@@ -61,6 +64,8 @@ def whole_story():
     story("rollback", attempt=2, step=10)
     story("watch_gap", rank=None, attempt=2, what="keeper", seconds=1.0)
     story("watch_gap", attempt=2, what="ledger", seconds=1.0, lost=3)
+    story("not_told", rank=None, attempt=2, addresses=1, of=1, why="HTTP 500", since_t=story.t)
+    story("not_told", rank=None, attempt=2, over=True)
     story("left_out", rank=None, attempt=2, node="m9", until_t=story.t + 500)
     return story
 
@@ -116,6 +121,32 @@ def test_each_event_has_its_number():
     assert values["outlast_incidents"][("worker lost",)] == 1
     assert values["outlast_lost_steps"][("worker lost",)] == 10
     assert values["outlast_notice_left_seconds"][("m0",)] < 100
+    assert values["outlast_messages_not_told"][()] == 1
+
+
+def test_money_is_the_reports_and_is_there_only_with_a_price():
+    story, names = whole_story(), ("spent", "useful", "lost", "saved")
+    now = story.t + 60
+
+    def said(prices, now=now):
+        fold = JobFold(CadenceSetting(), prices)
+        fold.take(story.events, now)
+        values = fold.tally(now).values
+        return [values.get(f"outlast_{name}_money", {}).get(()) for name in names]
+
+    spent, useful, lost, saved = said(priced("36", "100"))
+    paid = facts(story.events, now=now, prices=priced("36", "100")).money
+    assert [spent, useful, lost, saved] == pytest.approx(
+        [paid.cost, paid.useful, paid.lost, paid.saved]
+    )
+    assert spent == pytest.approx(useful + lost)
+    assert spent > lost > 0
+    assert said(priced("36")) == [spent, useful, lost, None]
+    assert said(NO_PRICES) == [None] * 4
+    # Hours later nobody knows what the machines do: as in the report, nothing more is counted.
+    silent = facts(story.events, now=now + 9e6, prices=priced("36")).money
+    assert said(priced("36"), now + 9e6)[0] == pytest.approx(silent.cost)
+    assert silent.cost < spent
 
 
 def test_ages_go_on_while_nothing_is_written():

@@ -24,6 +24,8 @@ from outlast.report.compare import (
     furthest_step,
     names_of,
     sections,
+    unlike,
+    verdict,
 )
 from outlast.report.compare_page import compare_page
 from report_story import write_stories
@@ -140,10 +142,36 @@ def test_what_went_wrong_by_reason():
     assert kind == "worker lost"
     assert (wrong.num, wrong.lost_steps) == (1, 100)
     assert wrong.per_day == pytest.approx(24 * HOUR_S / first.held_s)
-    # Until the first new step's sample, and a hundred steps again.
-    assert wrong.lost_s == pytest.approx(first.recovery_s + 100 * 4.0)
+    # Until the first sample behind the resume, in which the hundred steps were made again.
+    assert wrong.lost_s == pytest.approx(first.recovery_s)
     assert first.restarts == {"memory": 1}  # that both machines have told
     assert (second.incidents, second.restarts, second.recovery_s) == ({}, {}, None)
+
+
+def test_the_verdict_says_which_is_better_and_by_how_much():
+    first, second = both()
+    goodput, cost = verdict([first, second])
+    assert goodput.startswith("goodput: ")
+    better = max((first, second), key=lambda one: one.fraction_productive)
+    other = second if better is first else first
+    gap = 100 * (better.fraction_productive - other.fraction_productive)
+    assert f"{better.name} is better, {100 * better.fraction_productive:.1f} %" in goodput
+    assert goodput.endswith(f"of {other.name} ({gap:.1f} points more)")
+    cheap = min((first, second), key=lambda one: one.cost_per_step)
+    assert cost.startswith(f"money for a step: {cheap.name} is better, ")
+    same = msgspec.structs.replace(first, name="same")
+    assert verdict([first, same])[0].startswith("goodput: quick and same are alike")
+    assert "the next" in verdict([first, same, second])[0]
+    assert verdict([first, msgspec.structs.replace(second, steps_done=0, money=None)]) == []
+
+
+def test_unlike_machines_are_said():
+    first, _ = both()
+    assert unlike([first, msgspec.structs.replace(first, name="same")]) == []
+    other = msgspec.structs.replace(first, name="other", workers=16, kinds=["p5"])
+    assert unlike([first, other]) == [f"workers: {first.workers} (quick), 16 (other)"]
+    more = msgspec.structs.replace(first, kinds=["g6"])
+    assert unlike([more, other])[1] == "kinds of machines: g6 (quick), p5 (other)"
 
 
 def test_checkpoints_and_money():
@@ -205,6 +233,8 @@ def test_one_without_steps_without_a_price_and_one_that_is_not_over():
         "has completed no step",
         "has not been started: its ledger is empty",
     ]
+    assert one_of("begun", begun, 800, age_s=90.0).state == "running"
+    assert one_of("begun", begun, 800, age_s=2 * HOUR_S).state == "silent"
     found = rows_of(jobs)
     assert found["to step 800", "time"].cells[2:] == ["", ""]
     assert found["to step 800", "cost"].cells[1:] == ["", "", ""]
@@ -355,7 +385,11 @@ def test_the_command_tells_three_jobs_apart(stories, tmp_path):
     lines = text.splitlines()
     assert lines[0].startswith("llama-sft-2 is not over: its figures are as of its newest event, ")
     heads = ["spot/llama-sft", "on-demand/llama-sft", "llama-sft-2"]
-    assert lines[1].split() == heads
+    assert lines[1].startswith("goodput: on-demand/llama-sft is best, ")
+    assert lines[2].startswith("money for a step: spot/llama-sft is best, ")
+    assert lines[3].startswith("warning: the jobs are unlike, a difference may come of that: ")
+    assert "paid: spot (spot/llama-sft), on demand (on-demand/llama-sft)" in lines[3]
+    assert lines[4].split() == heads
     assert lines[-1] == f"Next: outlast report {stories[0]}"
     by_name = {line[:40].split("   ")[0].strip(): line for line in lines}
     assert by_name["spent"].split() == ["spent", "248.37", "531.88", "133.00"]

@@ -5,8 +5,10 @@ import json
 import math
 
 import hypothesis.strategies as st
+import msgspec
 import pytest
 from hypothesis import given
+from test_report_text import summary
 from unit_prices import priced
 
 from outlast.health.exporter import CadenceSetting
@@ -17,7 +19,7 @@ from outlast.metrics.folded import JobFold
 from outlast.metrics.news import NewsFold, NewsMarks
 from outlast.report.facts import facts, to_json
 from outlast.report.money import held_s, kinds_of, money
-from outlast.report.text import summary
+from outlast.report.text import LOST_TERM
 
 _MONO = itertools.count()
 KINDS = {"a": "p5", "b": "p5", "c": "g6"}
@@ -79,7 +81,8 @@ def test_a_kind_without_a_price_is_in_no_sum_and_is_told():
     assert (found.cost, found.unpriced_s) == (pytest.approx(40.0), pytest.approx(3600.0))
     assert found.by_machine["c"] is None
     assert cost_line(priced("p5=10")) == (
-        "40.00, of which 10.00 lost (10 per machine and hour, spot); without 1 h 00 min of "
+        f"40.00, of which 10.00 lost: {LOST_TERM} (10 per machine and hour, spot; in the "
+        "currency of [price]); without 1 h 00 min of "
         "machines of g6: no price is set for them under [price]"
     )
     nothing = paid(a_job(), priced("h100=10"))
@@ -96,7 +99,12 @@ def test_some_on_spot_and_others_on_demand():
     assert (found.cost, found.priced_as) == (pytest.approx(44.0), "on demand and spot")
     assert found.saved == pytest.approx(4 * 4 - 40)  # of those that have both prices
     told = cost_line(priced("p5=10", "other=4"))
-    assert told.endswith("(per machine and hour: g6 4 on demand, p5 10 spot)")
+    assert told.endswith(
+        "(per machine and hour: g6 4 on demand, p5 10 spot; in the currency of [price])"
+    )
+    euros = msgspec.structs.replace(priced("p5=10", "p5=30, g6=4"), currency="EUR")
+    assert "EUR, of which" in cost_line(euros)
+    assert cost_line(euros).endswith("(per machine and hour: g6 4 EUR on demand, p5 10 EUR spot)")
 
 
 def test_a_machine_that_nobody_names_is_of_the_jobs_one_kind():

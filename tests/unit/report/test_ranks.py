@@ -6,6 +6,7 @@ import re
 import msgspec
 import pytest
 
+from outlast import units
 from outlast.ledger.events import Event
 from outlast.report import plot, text
 from outlast.report.facts import facts, to_json
@@ -97,6 +98,17 @@ def test_stages_of_a_pipeline_are_not_compared_with_each_other():
 
     assert {one.slow_factor for one in rank_times(a_job(9, own_s, kinds=(5, 6)))} == {None}
     assert {one.slow_factor for one in rank_times(a_job(9, own_s))} != {None}
+
+
+@pytest.mark.parametrize(("ranks", "kinds"), [((0,), (5,)), ((0, 1), (5, 6))], ids=str)
+def test_nobody_is_slower_than_itself(ranks, kinds):
+    own_s = {0: 0.2, 1: 0.3}
+    events = [
+        line(m, "a", ranks, [own_s[one] * (3 if m % 2 else 1) for one in ranks], kinds=kinds)
+        for m in range(400)  # several lines to a column
+    ]
+    found = rank_times(events)
+    assert [(one.slow_factor, one.lost_s) for one in found] == [(None, 0.0)] * len(ranks)
 
 
 def test_what_is_little_of_a_step_is_nothing():
@@ -194,24 +206,14 @@ def test_json_has_each_rank_and_no_picture():
     assert "factors" not in said[3]
 
 
-def test_in_words_machines_with_slow_ranks_are_lines():
+def test_when_a_rank_was_slow_in_words():
     found = rank_times(a_job(40, slow_from_10_to_20))
-    (words,) = text.rank_lines(found)
-    assert words == (
-        "rank 3 on b: up to 1.8 times the others' work in a step, 2001-09-09 01:56:40 to 02:06:40 "
-        "UTC, 4 min 00 s longer in all"
+    assert text.slow_words(found[3]) == (
+        "up to 1.8 times the others' work in a step, 2001-09-09 01:56:40 to 02:06:40 UTC"
     )
     longer = msgspec.structs.replace(found[3], slow_until_t=1e9 + 86_400)
     assert "2001-09-09 01:56:40 to 2001-09-10 01:46:40 UTC" in text.slow_words(longer)
-    assert text.rank_lines(found[:3]) == ["no rank worked much longer than the others"]
-    many = rank_times(a_job(9, lambda r, m: 0.9 if r > 11 else 0.4, machines="abcdefghijkl"))
-    *named, rest = text.rank_lines(many)
-    assert [words.split(":")[0] for words in named] == [
-        "ranks 12, 13 on g",
-        "ranks 14, 15 on h",
-        "ranks 16, 17 on i",
-    ]
-    assert rest == "and ranks on 3 more machines"
+    assert text.slow_words(found[0]) == ""
 
 
 # --- the picture ----------------------------------------------------------------------------------
@@ -262,10 +264,12 @@ def test_a_job_of_one_worker_has_nobody_beside_it():
 
 def test_the_page_of_the_story_names_the_slow_rank():
     job = facts(story())
-    (words,) = text.rank_lines(job.ranks)
-    assert words.startswith("rank 11 on node-2: up to 1.6 times the others' work in a step")
+    (line,) = text.slow_lines(job)
+    assert line.plain.startswith("rank 11 on node-2: slow, its steps 62 % longer than")
     html = page(story())
-    assert words.replace("'", "&#39;") in html
+    assert line.plain.replace("'", "&#39;") in html
+    assert f"{units.seconds(job.waited_s)} lost waiting" in line.plain  # one figure
+    assert html.count("lost waiting") == 1
     assert len(html.split("<h3>Ranks")[1].split("</svg>")[0].split("<title>rank")) == 33
     assert sum(one.num_steps for one in job.ranks) >= 32 * 10_500
     assert all(one.step_s == pytest.approx(STEP_S, rel=0.15) for one in job.ranks)

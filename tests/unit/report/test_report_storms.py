@@ -6,7 +6,8 @@ import random
 import pytest
 
 from outlast.ledger.events import Event
-from outlast.report.facts import _calm_s, facts, to_json
+from outlast.report.facts import facts, to_json
+from outlast.report.forecast import _calm_s
 from outlast.report.text import storm_lines
 
 STEP_S = 0.1

@@ -17,14 +17,20 @@ from outlast.report.money import money
 from outlast.report.page import page
 from outlast.report.text import (
     ATTEMPTS_TOLD,
+    LOST_TERM,
+    SAVED_TERM,
     breakdown_lines,
     incident_lines,
-    slow_line,
-    summary,
+    slow_lines,
+    summary_lines,
     where_time_went,
 )
 
 _MONO = itertools.count()
+
+
+def summary(events, now=None, **more):
+    return summary_lines(facts(events, now=now, **more), now=now)
 
 
 def ev(t, event, attempt=1, rank=None, **fields):
@@ -131,7 +137,8 @@ def test_an_incident_of_which_little_is_known_takes_two_lines(closed, words):
     )
     assert plain(incident_lines(incident)) == ["1970-01-01 00:00:00 UTC  drain: x", words]
     ended = words if closed else "  not back: the job's end (gave up)"
-    assert plain(incident_lines(incident, "gave up"))[1] == ended
+    job = facts([*killed()[:-1], ev(4000.0, "job_finished", 2, exit_code=76)])
+    assert plain(incident_lines(incident, job))[1] == ended
 
 
 def test_the_summary():
@@ -140,16 +147,16 @@ def test_the_summary():
         "  steps     1,800 steps, 600 of them replayed",
         "  attempts  2 attempts",
         "  commits   1 commit (newest: step 600)",
-        "  goodput   50.0 % of 4 h 00 min of worker time, in 1 h 00 min",
+        "  goodput   50.0 % of 4 h 00 min of worker time, in 1 h 00 min, went into new steps",
         "  incidents 1 incident, 600 steps lost",
         (
-            "  cost      1.40, of which 0.70 lost; 0.07 more than on demand "
-            "(0.7 per machine and hour, spot)"
+            f"  cost      1.40, of which 0.70 lost: {LOST_TERM}; 0.067 more than {SAVED_TERM} "
+            "(0.7 per machine and hour, spot; in the currency of [price])"
         ),
     ]
     # 2 machine-hours at 0.70 were spent; 1.33 h on demand would have done without the loss.
     cheap = plain(summary(killed(), prices=priced(0.5, 1.0)))[-1]
-    assert "1.00, of which 0.50 lost; 0.33 less than on demand" in cheap
+    assert f"1.00, of which 0.50 lost: {LOST_TERM}; 0.33 less than {SAVED_TERM}" in cheap
     assert "on demand" in plain(summary(killed(), prices=priced(on_demand=1.0)))[-1]
     assert len(summary(killed())) == 6
     assert plain(summary([])) == ["no job has been started here: the ledger is empty"]
@@ -295,15 +302,24 @@ def test_slow_ranks_are_told_with_what_they_have_cost():
     story.append(slow(950.0, 909, **burst))
     job = facts(story)
     assert job.waited_s == pytest.approx(101.0)
-    often = "1.5 times a usual step"
-    assert plain([slow_line(one) for one in job.slow_ranks]) == [
-        f"rank 3 on b: slow, {often}, steps 401 to 600, about 1 min 40 s lost waiting",
-        f"rank 1 on b: slow for some steps, {often}, steps 900 to 909, about 1.0 s lost waiting",
+    assert [line.split(":")[0] for line in plain(slow_lines(job))] == [
+        "rank 3 on b",
+        "rank 1 on b",
     ]
+    first, second = plain(slow_lines(job))
+    assert "slow, its steps 50 % longer than the others', 1970-01-01 00:" in first
+    assert first.endswith("(steps 401 to 600), about 1 min 40 s lost waiting")
+    assert ": slow for some steps, these 50 % longer than the others'" in second
+    paid = facts(story, prices=priced(3.6))
+    (share, _) = paid.slow_ranks
+    price = paid.money.cost * share.lost_s / paid.held_s
+    assert plain(slow_lines(paid))[0].endswith(f"waiting and {paid.money.amount(price)} in money")
+    assert to_json(story, prices=priced(3.6))["slow_ranks"][0]["cost"] == pytest.approx(price)
     (line,) = [line for line in plain(summary(story)) if "slow rank" in line]
     assert line == (
-        "  slow      1 slow rank and 1 burst; about 1 min 41 s of the steps' time were lost "
-        "waiting for them (an estimate, part of the productive time)"
+        "  slow      1 slow rank and 1 burst; about 1 min 41 s of the job's "
+        f"{units.seconds(job.held_s)} were lost waiting for them (an estimate, part of the "
+        "productive time; those at the same time counted once)"
     )
     data = json.loads(json.dumps(to_json(story)))
     assert data["waited_for_slow_ranks_s"] == pytest.approx(101.0)
@@ -324,7 +340,7 @@ def test_a_tiers_own_interval_is_told_until_there_is_another():
         ev(4, "cadence", tier="s3", interval_s=600.0, every=20, reason=why),
     ]
     lines = plain(summary(events))
-    assert f"  tier      s3 every 10 min 00 s in calm: {why}" in lines
+    assert f"  tier      s3 every 10 min 00 s in calm, as decided: {why}" in lines
     assert to_json(events)["tiers"]["s3"]["interval_s"] == 600.0
     later = [*events, formed(5, attempt=2)]
     assert to_json(later)["tiers"] == to_json(events)["tiers"], "attempts say what is new"

@@ -121,12 +121,30 @@ def test_what_fails_is_switched_off_and_the_loop_goes_on(loop, monkeypatch, capl
     assert len(caplog.records) == 1
 
 
-def test_a_worker_alone_or_unheard_measures_nothing(tmp_path, monkeypatch):
+def test_a_worker_alone_measures_its_steps_and_hooks_nothing(tmp_path, monkeypatch, now):
     monkeypatch.setenv(BEATS_VARIABLE, str(tmp_path))
+    monkeypatch.setenv("LOCAL_RANK", "0")
     meter = Meter(Beat(), Samples(None, 1), alone=True, is_saving=lambda: False)
-    meter.open([torch.nn.Linear(2, 2)])
+    model, work = torch.nn.Linear(2, 2), torch._C._distributed_c10d.Work.wait
+    meter.open([model])
     assert listeners == []
-    monkeypatch.delenv(BEATS_VARIABLE)
+    assert torch._C._distributed_c10d.Work.wait is work
+    for step in (1, 2, 3):
+        meter.loading()
+        spend(now, 0.5)
+        meter.stepping()
+        model(torch.ones(1, 2)).sum().backward()
+        spend(now, 2.0)
+        meter.ended(step)
+    assert not [p for p in model.parameters() if p._post_accumulate_grad_hooks]
+    found = BeatReader(tmp_path, 0).timings(-1)
+    assert [one.step for one in found] == [2, 3]
+    assert [one[2:6] for one in found] == [(2.5, 2.0, 0.0, 0.5)] * 2
+    meter.close()
+
+
+def test_a_worker_that_nobody_hears_measures_nothing(monkeypatch):
+    monkeypatch.delenv(BEATS_VARIABLE, raising=False)
     meter = Meter(Beat(), Samples(None, 1), alone=False, is_saving=lambda: False)
     meter.open([torch.nn.Linear(2, 2)])
     assert listeners == []

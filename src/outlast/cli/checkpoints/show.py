@@ -6,8 +6,10 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import re
 import shlex
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -22,16 +24,21 @@ from outlast.cli.checkpoints.survey import (
     DIRECTORY,
     JSON,
     TIER,
+    JobAt,
+    OddFiles,
     SaveCopy,
     Survey,
     bar,
     find_job,
     in_words,
+    odd_files,
     pick,
     size_of,
     survey,
 )
 from outlast.errors import CheckpointInvalid, ConfigError, OutlastError, StorageError, nearest
+from outlast.ledger.job import settings_of
+from outlast.policy.cadence import AUTO_FIRST_S
 
 _CELLS = {"committed": "yes", "invalid": "BAD", "unfinished": "part", "absent": "-", "unknown": "?"}
 
@@ -42,7 +49,8 @@ _CELLS = {"committed": "yes", "invalid": "BAD", "unfinished": "part", "absent": 
 def list_command(directory: str | None, as_json: bool) -> None:
     """Every step and which tier has it, oldest first; manifests are verified, data is not.
 
-    Older saves of a step that was saved again, and other jobs' checkpoints, are listed apart.
+    A file that is missing or cut short is seen by its size; verify reads every byte. Older saves of
+    a step that was saved again, and other jobs' checkpoints, are listed apart.
     """
     at = find_job(directory)
     found = survey(at)
@@ -66,11 +74,49 @@ def list_command(directory: str | None, as_json: bool) -> None:
         _print_rows(old, found, is_apart=True)
     _print_others(found)
     if not rows:
-        click.echo(f"no checkpoint in {found.places_in_words()} yet{at.hint()}")
+        for line in _none_yet(at, found):
+            click.echo(line)
         return
     damaged = any(_bad(row) for row in rows)
     mendable = any(row["state"] in ("committed", "weights only") for row in rows if _bad(row))
     click.echo(at.next("repair" if damaged and mendable else "verify"))
+
+
+def _none_yet(at: JobAt, found: Survey) -> list[str]:
+    """Where nothing is saved: how the job stands, when something will be, and what to do."""
+    from outlast.cli.top.draw import status_line  # the ledger is read for this alone
+    from outlast.cli.top.view import Following
+
+    lines = [f"no checkpoint in {found.places_in_words()} yet{at.hint()}"]
+    settings = settings_of(at.given, at.settings, at.job)
+    following = Following(settings.dir, at.job, settings)
+    while following.look():
+        pass
+    following.settle()
+    view, where = following.view(time.time()), f" {shlex.quote(at.given)}" if at.given else ""
+    if view.state == "not started":
+        return [*lines, "nothing has been started here yet. Next: outlast run YOUR_SCRIPT"]
+    lines.append(f"the job: {status_line(view)}")
+    if view.note:
+        lines.append(view.note)
+    if view.state != "running":
+        return [*lines, f"Next: outlast report{where}"]
+    every = settings.checkpoint_every
+    if view.step is None:
+        lines.append("it is before its first step; without outlast.session a script saves nothing")
+    elif every.steps is not None and view.step >= 2 * every.steps:
+        lines.append(
+            f"with checkpoint.every = {every} there would be some: the script sets its own (every= "
+            "of outlast.session), or none of its saves has arrived"
+        )
+    elif every.steps is not None:
+        due = every.steps * max(math.ceil(view.step / every.steps), 1)
+        lines.append(f"the next one is due at step {due:,} (checkpoint.every = {every})")
+    else:
+        due_s = AUTO_FIRST_S if every.seconds is None else every.seconds
+        words = f"{units.set_seconds(due_s)} after training began (checkpoint.every = {every})"
+        lines.append(f"the first one is due {words}, and there once it is written")
+    return [*lines, f"Next: outlast top{where}"]
 
 
 def _bad(row: dict[str, Any]) -> bool:
@@ -86,6 +132,11 @@ def _print_rows(rows: list[dict[str, Any]], found: Survey, *, is_apart: bool = F
         about = _about(row).removesuffix(" UTC")
         cells = [_CELLS[row["tiers"][tier]["state"]] for tier in tiers]
         lines.append([f"{row['step']:>9,}  {about:<43}", *cells, _seen(row)])
+        lines += [
+            [f"           {tier}: {copy['reason']}", *[""] * len(widths)]
+            for tier, copy in row["tiers"].items()
+            if copy.get("odd_files")
+        ]
     for first, *cells in lines if rows else []:
         columns = (f"  {cell:<{width}}" for cell, width in zip(cells, widths, strict=True))
         click.echo(f"{first}{''.join(columns)}".rstrip())
@@ -149,7 +200,19 @@ def as_row(save: SaveName, found: Survey) -> dict[str, Any]:
         else {"state": "unknown" if tier in found.unreadable else "absent"}
         for tier in found.tiers
     }
+    odd = odd_files(found, save)
+    for tier, sizes in odd.items():
+        first, what = next(iter(sizes.found.items()))
+        left = sizes.num - len(sizes.found)
+        whole = f"{left:,} of {sizes.num:,} files whole: {first} {what}"
+        row["tiers"][tier] = {"state": "invalid", "reason": whole, "odd_files": sizes.found}
+    if manifests and set.intersection(*(set(_odd_names(odd, tier)) for tier in manifests)):
+        row["state"], row["reason"] = "invalid", "a file is whole in no tier"
     return row
+
+
+def _odd_names(odd: dict[str, OddFiles], tier: str) -> dict[str, str]:
+    return odd[tier].found if tier in odd else {}
 
 
 if TYPE_CHECKING:

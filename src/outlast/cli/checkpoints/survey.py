@@ -1,6 +1,7 @@
 """Find a job and its tiers as the command line names them, and which save is in which tier.
 
-Manifests are read, data is not. A step is shown as its newest save that verifies. Older saves of
+Manifests are read, data is not; of the files in directories the sizes are looked at where that is
+asked for (``odd_files``). A step is shown as its newest save that verifies. Older saves of
 it, which retention has yet to remove, and other jobs' checkpoints are kept apart.
 
 ``bar`` says how far a long command is: a line on standard error, where a person is looking at it.
@@ -31,15 +32,19 @@ from outlast.checkpoint.manifest import (
     decode,
     num_bytes,
     parse,
+    part_file,
+    shard_file,
     signed_by,
+    state_file,
 )
+from outlast.checkpoint.transfer import inventory_of
 from outlast.config import Settings
 from outlast.errors import CheckpointInvalid, ConfigError, OutlastError, StorageError, nearest
 from outlast.ledger.file import read_events
 from outlast.ledger.job import Job, read_job
 from outlast.ledger.past import Past
 from outlast.policy.rollbacks import is_undone
-from outlast.storage import Storage, open_storage
+from outlast.storage import Directory, Storage, open_storage
 from outlast.tiers import Tier
 
 if TYPE_CHECKING:
@@ -363,6 +368,71 @@ def look(storage: Storage, save: SaveName) -> SaveCopy:
         return _unfinished(storage, save)
     except OSError as error:
         return SaveCopy("invalid", reason=f"{MANIFEST} cannot be read: {in_words(error)}")
+
+
+class OddFiles(NamedTuple):
+    """What the sizes of a copy's files say.
+
+    Attributes:
+        num: files that the manifest names.
+        found: name → what is wrong with its size, of those that have not the manifest's.
+    """
+
+    num: int
+    found: dict[str, str]
+
+
+def odd_files(found: Survey, save: SaveName) -> dict[str, OddFiles]:
+    """Tier → files of a save that are missing or cut short there; only tiers with such files.
+
+    Three look-ups a rank, and nothing is read, unless sizes do not add up: then that rank's part,
+    which says which file it is. An object store's objects are whole or not there at all, and each
+    look-up is a request: only directories are looked at.
+    """
+    odd = {}
+    for tier, manifest in found.manifests(save).items():
+        place = found.places.get(tier)
+        if place is not None and isinstance(place.storage, Directory):
+            sizes = _sizes(place, manifest)
+            if sizes.found and place.storage.exists(f"{save}/{MANIFEST}"):  # else it was removed
+                odd[tier] = sizes
+    return odd
+
+
+def _sizes(place: Place, manifest: Manifest) -> OddFiles:
+    num, odd = 0, {}
+    for files in _by_rank(place, manifest):
+        num += len(files)
+        for name, size in files.items():
+            has = _size(place, manifest.save, name)
+            if has != size:
+                odd[name] = "is missing" if has is None else f"has {has:,} of {size:,} bytes"
+    return OddFiles(num, odd)
+
+
+def _by_rank(place: Place, manifest: Manifest) -> Iterator[dict[str, int]]:
+    """The files that a manifest names, with their sizes; of a rank's part the sum is enough."""
+    if not manifest.parts:
+        yield {name: entry.size for name, entry in manifest.files.items()}
+    inventory = inventory_of(manifest, [place])
+    for rank, part in enumerate(manifest.parts):
+        said = {part_file(rank): part.size}
+        has = {
+            name: size
+            for name in (shard_file(rank), state_file(rank))
+            if (size := _size(place, manifest.save, name)) is not None
+        }
+        if sum(has.values()) != part.num_bytes:
+            with contextlib.suppress(CheckpointInvalid, OSError):
+                has = {name: entry.size for name, entry in inventory.part(rank).files.items()}
+        yield said | has
+
+
+def _size(place: Place, save: SaveName, name: str) -> int | None:
+    try:
+        return place.storage.size(f"{save}/{name}")
+    except OSError:
+        return None
 
 
 def _unfinished(storage: Storage, save: SaveName) -> SaveCopy:

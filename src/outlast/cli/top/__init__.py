@@ -4,8 +4,8 @@
 ``draw``  that as lines: a full screen, or one line of a log
 
 Nothing is written and nothing is locked: it may be another user's job, and one that is dead. On a
-terminal it stays until it is left (q, Ctrl-C); as a log it ends with the job. Exit code 0 both
-times.
+terminal it stays until it is left (q, Ctrl-C), with exit code 0; as a log it ends with the job. Its
+last view's exit code, and that of ``--once`` and ``--json``, is for scripts: ``CODES``.
 """
 
 from __future__ import annotations
@@ -27,15 +27,29 @@ from rich.text import Text
 
 from outlast import config
 from outlast.cli.top.draw import ViewScreen, place_of, screen, status_line
-from outlast.cli.top.view import Following, View, to_json
+from outlast.cli.top.view import Following, Standing, View, to_json
+from outlast.errors import Exit
 from outlast.ledger.file import FILE_NAME
 from outlast.ledger.job import read_job, settings_of
 from outlast.ledger.narrator import log_time
+from outlast.report.facts import State
 from outlast.report.text import Paper
 
 REFRESH_S: Final = 1.0
 LOG_S: Final = 5.0  # between two lines, at least
 STEPS_S: Final = 30.0  # between two lines, where nothing but the step has changed
+CODES: Final[dict[State | Standing, int]] = {
+    "running": Exit.FINISHED,
+    "finished": Exit.FINISHED,
+    "drained": Exit.DRAINED,
+    "gave up": Exit.GAVE_UP,
+    "storage unusable": Exit.STORAGE,
+    "refuses to resume": Exit.REFUSED,
+    "failed": 1,
+    "gone": 1,
+    "silent": 3,
+    "not started": 3,
+}
 _LEAVE: Final = b"qQ\x03\x04"
 
 
@@ -45,7 +59,12 @@ _LEAVE: Final = b"qQ\x03\x04"
 @click.option("--plain", is_flag=True, help="Lines as of a log, on a terminal too.")
 @click.option("--json", "as_json", is_flag=True, help="One view as one JSON object.")
 def command(directory: str | None, once: bool, plain: bool, as_json: bool) -> None:
-    """Look on while a job runs: how far it is, what it costs, what happens to it."""
+    """Look on while a job runs: how far it is, what it costs, what happens to it.
+
+    Exit code: 0 it runs or has finished, or you have left; 1 it failed, or nobody runs it; 3 nobody
+    here can tell, or nothing was started; 75 drained; 76 gave up; 77 storage unusable; 78 refuses
+    to resume.
+    """
     if plain and as_json:
         raise click.UsageError("--plain is for people and --json for programs; give one of them")
     settings = config.load({"dir": directory})
@@ -54,14 +73,17 @@ def command(directory: str | None, once: bool, plain: bool, as_json: bool) -> No
     console = Paper(highlight=False, soft_wrap=True)
     is_screen = console.is_terminal and not (console.is_dumb_terminal or plain)
     if once or as_json or not (settings.dir / FILE_NAME).exists():
-        _once(following, console, as_json=as_json, is_screen=is_screen)
+        code = CODES[_once(following, console, as_json=as_json, is_screen=is_screen)]
     elif is_screen:
-        _follow_on_screen(following, console)
+        code = _follow_on_screen(following, console)
     else:
-        _follow_in_lines(following, console)
+        code = _follow_in_lines(following, console)
+    click.get_current_context().exit(code)
 
 
-def _once(following: Following, console: Paper, *, as_json: bool, is_screen: bool) -> None:
+def _once(
+    following: Following, console: Paper, *, as_json: bool, is_screen: bool
+) -> State | Standing:
     while following.look():
         pass
     following.settle()
@@ -73,10 +95,11 @@ def _once(following: Following, console: Paper, *, as_json: bool, is_screen: boo
     else:
         for line in screen(view, console.width if is_screen else 100):
             console.print(line)
+    return view.state
 
 
-def _follow_in_lines(following: Following, console: Paper) -> None:
-    """Print a line when something has changed, at most one every ``LOG_S``."""
+def _follow_in_lines(following: Following, console: Paper) -> int:
+    """Print a line when something has changed, at most one every ``LOG_S``; the exit code."""
     before: View | None = None
     told_s = 0.0
     with contextlib.suppress(KeyboardInterrupt):
@@ -91,8 +114,9 @@ def _follow_in_lines(following: Following, console: Paper) -> None:
                 console.file.flush()
                 before, told_s = view, time.monotonic()
             if view.is_over:
-                return
+                return CODES[view.state]
             time.sleep(max(LOG_S - (time.monotonic() - told_s), REFRESH_S))
+    return 0
 
 
 def _differs(view: View, before: View, since_s: float) -> bool:
@@ -104,7 +128,8 @@ def _differs(view: View, before: View, since_s: float) -> bool:
 def _matter(view: View) -> tuple[object, ...]:
     late = [one.name for one in view.tiers if one.is_late]
     goes = [one.name for one in view.machines if one.notice_left_s is not None]
-    return view.state, view.attempt, _incident_of(view), late, goes, view.note
+    untold = view.untold and (view.untold.num, view.untold.until_t)
+    return view.state, view.attempt, _incident_of(view), late, goes, untold, view.note
 
 
 def _incident_of(view: View) -> tuple[object, ...]:
@@ -112,7 +137,7 @@ def _incident_of(view: View) -> tuple[object, ...]:
     return view.num_incidents, newest and (newest.what, newest.is_open)
 
 
-def _follow_on_screen(following: Following, console: Paper) -> None:
+def _follow_on_screen(following: Following, console: Paper) -> int:
     with (
         contextlib.suppress(KeyboardInterrupt),
         _Keys() as keys,
@@ -130,8 +155,7 @@ def _follow_on_screen(following: Following, console: Paper) -> None:
                 continue
             live.update(ViewScreen(following.view(time.time()), "q: leave"), refresh=True)
             keys.wait(REFRESH_S)
-    if keys.signal:  # the terminal is as it was
-        raise SystemExit(128 + keys.signal)
+    return 128 + keys.signal if keys.signal else 0  # the terminal is as it was
 
 
 class _Keys:

@@ -7,6 +7,7 @@ wraps what is a list. Nothing is told by colour alone.
 
 from __future__ import annotations
 
+import math
 import shlex
 import sys
 from collections.abc import Iterable, Sequence
@@ -18,16 +19,18 @@ from rich.segment import Segment
 from rich.text import Text
 
 from outlast import units
-from outlast.cli.top.view import IncidentView, MachineView, RankView, TierView, View
+from outlast.cli.top.view import IncidentView, MachineView, RankView, SlowView, TierView, View
 from outlast.ledger.goodput import PARTS, Part
 from outlast.ledger.narrator import place
 from outlast.report.facts import GOING_ON
-from outlast.report.text import PART_WORDS
+from outlast.report.money import Money
+from outlast.report.text import PART_WORDS, untold_words
 
 WIDTH_MAX: Final = 120
 INDENT: Final = 2
 RANKS_TOLD: Final = 4
 MACHINES_TOLD: Final = 3
+SLOW_TOLD: Final = 2
 PARTS_TOLD: Final = 4
 _STYLES: Final = {
     "running": "bold green",
@@ -37,17 +40,9 @@ _STYLES: Final = {
     "silent": "bold yellow",
 }
 _BAD: Final = "bold red"
-# Parts by what their cells look like where there is no colour.
-_CELLS: Final[dict[Part, str]] = {
-    "productive": "█",
-    "replayed": "▒",
-    "data": "▓",
-    "stalled": "▒",
-    "script": "▓",
-    "detecting": "░",
-    "restarting": "░",
-}
-_OTHER: Final = "╌"
+# Cells of a bar: any font has them, and the legend below it says what each stands for.
+_DONE, _REST = "=", "."
+CLOCK_S: Final = 12 * 3600.0  # from here on a time of day needs its day
 _FAILURES: Final = {"worker_lost": "worker lost", "node_lost": "machine lost", "hang": "hang"}
 
 
@@ -88,16 +83,19 @@ def screen(view: View, width: int, height: int | None = None, *, hint: str = "")
     machines, ranks = _machines(view.machines, width), _ranks(view.ranks, width)
     end = _next(view, hint, width)
     if height is None:
+        slow = _slow_ranks(view.slow_ranks, width, sys.maxsize)
         told = _incidents(view, width, sys.maxsize)
-        return [*top, *goodput, *tiers, *machines, *ranks, *told, *end]
+        return [*top, *goodput, *tiers, *machines, *ranks, *slow, *told, *end]
     room = max(height - len(top) - len(end), 0)
     least = min(4, room // 2) if view.incidents else 1
     middle: list[Text] = []
-    for part in (goodput[:1], tiers, machines[:1], ranks, goodput[1:], machines[1:]):
-        part_lines = part[: max(room - least - len(middle), 0)]
-        middle += part_lines
+    for part in (goodput[:1], tiers, machines[:1], ranks, goodput[1:]):
+        middle += part[: max(room - least - len(middle), 0)]
+    slow = _slow_ranks(view.slow_ranks, width, room - least - len(middle))
+    middle += slow
+    middle += machines[1 : 1 + max(room - least - len(middle), 0)]
     shown = {id(line) for line in middle}
-    ordered = [line for line in (*goodput, *tiers, *machines, *ranks) if id(line) in shown]
+    ordered = [line for line in (*goodput, *tiers, *machines, *ranks, *slow) if id(line) in shown]
     rest = room - len(ordered)
     told = _incidents(view, width, rest)[: max(rest, 0)]
     filler = [Text()] * max(rest - len(told), 0)
@@ -123,6 +121,8 @@ def status_line(view: View, *, with_incident: bool = False) -> str:
         words.append(f"saved step {newest.step:,}{names}")
     words += [_machine_words(one) for one in view.machines if one.notice_left_s is not None]
     words.append(units.count(view.num_incidents, "incident"))
+    if view.untold is not None and view.untold.until_t is None:
+        words.append(untold_words(view.untold))
     line = "; ".join(filter(None, words))
     if with_incident and view.incidents:
         line += f"; newest: {_incident_words(view.incidents[0])}"
@@ -139,11 +139,12 @@ def _head(view: View, width: int) -> list[Text]:
         firsts = [first.append("  ").append(state, style=style)]
     else:
         firsts = [first, *_wrapped(state, width, style, most=2)]
+    runs = view.state == "running"
     about = [
-        f"attempt {view.attempt}" if view.attempt else "",
+        f"{'' if runs else 'last '}attempt {view.attempt}" if view.attempt else "",
         units.count(view.world_size, "worker") if view.world_size else "",
         f"on {view.num_machines} machines" if view.num_machines > 1 else "",
-        f"for {units.seconds(view.wall_s)}",
+        f"{'runs' if runs else 'ran'} for {units.seconds(view.wall_s)} in all",
     ]
     lines = [*firsts, *_flow("", [(one, "") for one in about if one], width)]
     if view.reason and view.state != "finished":
@@ -152,15 +153,26 @@ def _head(view: View, width: int) -> list[Text]:
 
 
 def _state_words(view: View) -> str:
-    age = "" if view.last_event_age_s is None else f"{units.seconds(view.last_event_age_s)} ago"
+    words: str = view.state
     if view.state == "gone":
-        since = "" if view.last_event_t is None else f" since {units.clock(view.last_event_t)}"
-        return f"DEAD{since}, {age}: nobody runs it"
-    if view.state == "silent":
-        return f"silent: last heard of {age}"
-    code = "" if view.exit_code in (None, 0) else f" (exit {view.exit_code})"
-    since = f" {age}" if view.state not in ("running", "not started") and age else ""
-    return f"{view.state}{code}{since}"
+        words = "DEAD"
+    elif view.exit_code:
+        words = f"{view.state} (exit {view.exit_code})"
+    if view.state not in ("running", "not started") and view.last_event_t is not None:
+        age_s = view.last_event_age_s or 0.0
+        moment = _moment(view.last_event_t, view.t)
+        since = " since" if view.state in ("gone", "silent") else ""
+        words += f"{since} {moment}, {units.seconds(age_s)} ago"
+    if view.state == "gone":
+        words += ": nobody runs it"
+    elif view.state == "silent":
+        words += ": nobody here can tell whether it runs"
+    return words
+
+
+def _moment(t: float, now: float) -> str:
+    """A time of day; of longer ago with its day."""
+    return (units.clock if abs(now - t) < CLOCK_S else units.when)(t)
 
 
 def _steps_words(view: View) -> str:
@@ -190,7 +202,7 @@ def _progress(view: View, width: int) -> list[Text]:
     if view.step is not None and view.until_step and not rest:
         cells = width - len(words) - 2
         if cells >= 8:
-            line.append("  ").append(_bar([("█", "cyan", view.step / view.until_step)], cells))
+            line.append("  ").append(_bar([(_DONE, "cyan", view.step / view.until_step)], cells))
     told = []
     if view.step_s is not None:
         told.append((f"{units.seconds(view.step_s)} a step", ""))
@@ -209,33 +221,45 @@ def _warnings(view: View, width: int) -> list[Text]:
         for one in view.machines
         if one.notice_left_s is not None and view.state in GOING_ON
     ]
+    if view.untold is not None:
+        mark, style = ("! ", _BAD) if view.untold.until_t is None else ("", "yellow")
+        lines += _wrapped(f"{mark}{untold_words(view.untold)}", width, style, most=2)
     if view.note:
         lines += _wrapped(f"! {view.note}", width, _BAD, most=2)
     return lines
 
 
 def _goodput(view: View, width: int) -> list[Text]:
+    """The bar, and the legend of its cells: the largest parts have a digit each."""
     total = sum(view.workers_s.values())
     if not total:
         return []
-    shares = [
-        (part, view.workers_s[part] / total) for part in PARTS if view.workers_s.get(part, 0.0) > 0
-    ]
+    shares: dict[Part, float] = {
+        part: view.workers_s[part] / total for part in PARTS if view.workers_s.get(part, 0.0) > 0
+    }
+    largest = sorted((p for p in shares if p != "productive"), key=lambda p: -shares[p])
+    cells: dict[Part, str] = {part: str(i) for i, part in enumerate(largest[:PARTS_TOLD], 1)}
+    cells["productive"] = _DONE
+    rest = math.fsum(shares[part] for part in largest[PARTS_TOLD:])
     words = f"goodput {_percent(view.fraction_productive)}"
     line = Text(words)
-    cells = width - len(words) - 2
-    if cells >= 8:
-        bar = _bar([(_CELLS.get(p, _OTHER), PART_WORDS[p][1], share) for p, share in shares], cells)
-        line.append("  ").append(bar)
-    largest = sorted((one for one in shares if one[0] != "productive"), key=lambda one: -one[1])
+    room = width - len(words) - 2
+    if room >= 8:
+        named = [(cells[p], PART_WORDS[p][1], shares[p]) for p in shares if p in cells]
+        line.append("  ").append(_bar([*named, (_REST, "dim", rest)], room))
     told = [
-        (f"{_CELLS.get(part, _OTHER)} {PART_WORDS[part][0]} {_percent(share)}", PART_WORDS[part][1])
-        for part, share in largest[:PARTS_TOLD]
+        (f"{cells[part]} {PART_WORDS[part][0]} {_percent(shares[part])}", PART_WORDS[part][1])
+        for part in ("productive", *largest[:PARTS_TOLD])
+        if part in shares
     ]
+    if rest:
+        told.append((f"{_REST} others {_percent(rest)}", "dim"))
     lines = [line, *_flow("", told, width)]
     if view.cost is not None and view.cost_lost is not None:
         price = f"{view.price_per_machine_hour:g} per machine and hour, {view.priced_as}"
-        cost = [(f"cost {view.cost:,.2f}", "bold"), (f"{view.cost_lost:,.2f} of it lost", "")]
+        paid = Money(currency=view.currency)
+        lost = f"{paid.amount(view.cost_lost)} of it not for new steps"
+        cost = [(f"cost {paid.amount(view.cost)}", "bold"), (lost, "")]
         lines += _flow("", [*cost, (price, "dim")], width)
     return lines
 
@@ -298,10 +322,7 @@ def _ranks(ranks: Sequence[RankView], width: int) -> list[Text]:
     told = ranks[:RANKS_TOLD]
     nodes = {one.node for one in ranks}
     slow = [(f"{one.slow_factor:.3g}x SLOW" if one.slow_factor else "", _BAD) for one in told]
-    doing = [
-        (f"{one.doing} {_seconds(one.doing_s if (one.doing_s or 0) >= 1 else None)}".strip(), "")
-        for one in told
-    ]
+    doing = [(_now_words(one), "dim" if one.age_s is not None else "") for one in told]
     lines = _table(
         [
             _TopColumn("rank", [(str(one.rank), "bold") for one in told]),
@@ -322,6 +343,28 @@ def _ranks(ranks: Sequence[RankView], width: int) -> list[Text]:
     )
     if len(ranks) > len(told):
         lines.append(Text(f"and {len(ranks) - len(told)} quicker ones", style="dim"))
+    return lines
+
+
+def _now_words(one: RankView) -> str:
+    """What it is doing, and for how long; or how old its machine's word of it is."""
+    if one.age_s is not None:
+        return f"as of {units.seconds(one.age_s)} ago"
+    return f"{one.doing} {_seconds(one.doing_s if (one.doing_s or 0) >= 1 else None)}".strip()
+
+
+def _slow_ranks(found: Sequence[SlowView], width: int, room: int) -> list[Text]:
+    """The ones that have cost most, as the report has them; first those that still are slow."""
+    worst = sorted(found, key=lambda one: (one.rank.over, -one.rank.lost_s))
+    lines: list[Text] = []
+    for num_told, one in enumerate([*worst[:SLOW_TOLD], None]):
+        left = len(found) - num_told
+        style = "dim" if one is None else "yellow" if one.rank.over else _BAD
+        words = f"and {left:,} more times that a rank was slow: outlast report"
+        told = _wrapped(words if one is None else f"slow: {one.what}", width, style, most=3)
+        if not left or len(lines) + len(told) > room:
+            break
+        lines += told
     return lines
 
 
@@ -365,16 +408,16 @@ def _incidents(view: View, width: int, room: int) -> list[Text]:
         head += [(f"cost {units.seconds(sum(costs))}", ""), (f"{lost:,} steps lost", "")]
     lines = _flow("", head, width)
     for one in view.incidents:
-        told = _incident(one, width)
+        told = _incident(one, view.t, width)
         if len(lines) + len(told) > room and len(lines) > 1:
             break
         lines += told
     return lines
 
 
-def _incident(one: IncidentView, width: int) -> list[Text]:
+def _incident(one: IncidentView, now: float, width: int) -> list[Text]:
     lines = _wrapped(
-        f"{units.clock(one.began_t)} {one.kind}: {one.what}",
+        f"{_moment(one.began_t, now)} {one.kind}: {one.what}",
         width,
         _BAD if one.is_open else "",
         most=3,
@@ -399,7 +442,9 @@ def _next(view: View, hint: str, width: int) -> list[Text]:
     """The command that comes next, and how to leave."""
     words = f"Next: outlast report {place_of(view.directory)}"
     if view.state in ("gone", "drained"):
-        stands = "" if view.saved_step is None else f" (goes on from step {view.saved_step:,})"
+        stands = " (from step 0: nothing is saved)" if view.num_steps_done else ""
+        if view.saved_step is not None:
+            stands = f" (goes on from step {view.saved_step:,})"
         words = f"Next: {view.command or 'the same command again'}{stands}"
     *lines, last = _wrapped(words, width, "dim", most=4)
     if hint and len(last) + 2 + len(hint) <= width:
@@ -417,15 +462,15 @@ def place_of(path: str) -> str:
 
 def _bar(parts: Sequence[tuple[str, str, float]], cells: int) -> Text:
     """Parts (cell, style, share) side by side; one that is not nothing is seen if there is room."""
-    bar, edge, at = Text(), 0.0, 0
-    for cell, style, share in parts:
-        edge += min(max(share, 0.0), 1.0) * cells
-        until = max(round(edge), at + 1) if share > 0 and at < cells else round(edge)
-        until = min(until, cells)
-        bar.append(cell * max(until - at, 0), style=style)
-        at = max(until, at)
-    bar.append("─" * (cells - at), style="dim")
-    return bar
+    shares = [min(max(share, 0.0), 1.0) for _, _, share in parts]
+    counts = [max(round(share * cells), 1) if share else 0 for share in shares]
+    room = max(round(min(math.fsum(shares), 1.0) * cells), any(counts))
+    while (sum(counts) > room and max(counts) > 1) or (0 < sum(counts) < room):
+        counts[counts.index(max(counts))] += 1 if sum(counts) < room else -1
+    bar = Text()
+    for (cell, style, _), count in zip(parts, counts, strict=True):
+        bar.append(cell * min(count, cells - len(bar)), style=style)
+    return bar.append(_REST * (cells - len(bar)), style="dim")
 
 
 def _flow(indent: str, words: Iterable[tuple[str, str]], width: int) -> list[Text]:

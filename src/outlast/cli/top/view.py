@@ -38,14 +38,16 @@ from outlast.health.watched import Begin, Watched, find_words
 from outlast.ledger.events import Event
 from outlast.ledger.file import FILE_NAME, Follower
 from outlast.ledger.goodput import Part, Split, whole
-from outlast.ledger.incidents import Incident
+from outlast.ledger.incidents import Incident, SlowFold
 from outlast.ledger.job import Job
 from outlast.ledger.measured import SampledSteps
 from outlast.metrics.folded import JobFold, Tally
 from outlast.peer.claims import Onlooker
-from outlast.report.facts import GOING_ON, Facts, State, StateFold
+from outlast.report.facts import GOING_ON, Facts, State, StateFold, Untold, untold_after
+from outlast.report.findings import SlowRank, slow_list
 from outlast.report.money import Money, money
 from outlast.report.series import RankSample, rank_samples
+from outlast.report.text import slow_line
 from outlast.storage import Directory
 
 CHUNK_BYTES: Final = 1 << 20
@@ -54,6 +56,7 @@ LATE: Final = 2.0  # times its interval, as the alert OutlastCommitOld has it
 TOLD: Final = 50  # incidents
 NEWEST: Final = 50  # samples, and steps of a rank
 HANGS: Final = 100  # whose stacks are remembered
+SLOW_TOLD: Final = 50  # times that ranks were slow
 LOOK_S: Final = 1.0  # between two looks at the claims
 SLOW: Final = 0.9
 Standing = Literal["gone", "silent"]
@@ -92,9 +95,10 @@ class RankView(msgspec.Struct, frozen=True, kw_only=True):
         doing: what its training thread does, in a word; "" where it does not say.
         doing_s: for how long.
         step_s: median of its newest steps, from boundary to boundary; null where it is not
-            measured, as in a job of one worker.
+            measured.
         own_s, wait_s, data_s: medians of its own work, of waiting for other ranks and for batches.
         slow_factor: times a usual step, where the ledger has found it slow, or null.
+        age_s: since its machine has written these figures; null where they are of now.
     """
 
     rank: int
@@ -107,6 +111,21 @@ class RankView(msgspec.Struct, frozen=True, kw_only=True):
     wait_s: float | None = None
     data_s: float | None = None
     slow_factor: float | None = None
+    age_s: float | None = None
+
+
+class SlowView(msgspec.Struct, frozen=True, kw_only=True):
+    """A rank while it was slow.
+
+    Attributes:
+        rank: as ``outlast report`` has it.
+        cost: of the time that the others have waited; null without a price.
+        what: both in words.
+    """
+
+    rank: SlowRank
+    cost: float | None
+    what: str
 
 
 class MachineView(msgspec.Struct, frozen=True, kw_only=True):
@@ -133,7 +152,7 @@ class IncidentView(msgspec.Struct, frozen=True, kw_only=True):
     """One incident.
 
     Attributes:
-        number: its place in the job, from 1; the page of ``outlast report`` has the same.
+        number: its place among the job's, from 1; silences, which the report has, do not count.
         began_t: in seconds since the epoch.
         kind: as the report has it.
         what: in words.
@@ -168,7 +187,7 @@ class View(msgspec.Struct, frozen=True, kw_only=True):
         exit_code: that it ended with, or null.
         last_event_t: time of the ledger's newest event, or null.
         last_event_age_s: since then.
-        wall_s: since the job began.
+        wall_s: since the job began; of one that is gone or silent, until its newest event.
         command: it was started by, last; "" where the ledger does not say.
         attempt, num_attempts: the newest one's number, and how many have formed.
         world_size, num_machines: of the newest attempt.
@@ -184,11 +203,15 @@ class View(msgspec.Struct, frozen=True, kw_only=True):
         tiers: the newest checkpoint of each.
         ranks: those that the ledger calls slow first, then the one with the most work of its own:
             workers of this machine as they are now, others as their machine said it last.
+        slow_ranks: the newest that the watch has named, oldest first; those that have recovered
+            included.
         machines: the worst first.
         price_per_machine_hour, priced_as: as of ``outlast report``.
-        cost, cost_lost: in the currency of the price so far; null without one.
+        currency: of all amounts; "" where nobody has named it.
+        cost, cost_lost: so far; null without a price.
         num_incidents: how many there were.
         incidents: the newest ones, newest first.
+        untold: messages to people that could not be sent, as of ``outlast report``, or null.
         note: what a person should know besides, or "".
     """
 
@@ -218,13 +241,16 @@ class View(msgspec.Struct, frozen=True, kw_only=True):
     saved_step: int | None
     tiers: list[TierView]
     ranks: list[RankView]
+    slow_ranks: list[SlowView]
     machines: list[MachineView]
     price_per_machine_hour: float | None
     priced_as: str
+    currency: str
     cost: float | None
     cost_lost: float | None
     num_incidents: int
     incidents: list[IncidentView]
+    untold: Untold | None
     note: str
 
     @property
@@ -244,12 +270,15 @@ class _LedgerSeen:
         self.until: int | None = None
         self.paces: collections.deque[float] = collections.deque(maxlen=NEWEST)
         self.stacks: collections.deque[tuple[float, str]] = collections.deque(maxlen=HANGS)
-        self.rank_steps: dict[int, tuple[str, RankSample]] = {}  # rank → machine and newest word
+        self.rank_steps: dict[int, tuple[float, str, RankSample]] = {}  # when, and which machine
+        self.slow = SlowFold()
+        self.untold: Untold | None = None
         self.storage_error = ""  # since the last commit
         self._sampled = SampledSteps()
 
     def take(self, event: Event) -> None:
         self.state.take(event)
+        self.slow.take(event)
         if event.event == "job_started" and not event.get("joins"):
             self.start = event
         elif event.event == "attempt_formed":
@@ -258,19 +287,26 @@ class _LedgerSeen:
                 self.rank_steps.clear()
         elif event.event == "rank_steps":
             if self.formed is not None and event.attempt == self.formed.attempt:
-                self.rank_steps |= {one.rank: (event.node, one) for one in rank_samples(event)}
+                at = event.t, event.node
+                self.rank_steps |= {one.rank: (*at, one) for one in rank_samples(event)}
         elif event.event in ("step", "resumed") and event.rank == 0:
             step = whole(event)
             self.step = self.step if step is None else step
             self.until = whole(event, "until") or self.until
             if (found := self._sampled.take(event)) is not None and found[0] >= 0:
                 self.paces.append(found[0])
-        elif event.event == "hang" and isinstance(event.get("stacks"), str):
+        else:
+            self._trouble(event)
+
+    def _trouble(self, event: Event) -> None:
+        if event.event == "hang" and isinstance(event.get("stacks"), str):
             self.stacks.append((event.t, event["stacks"]))
         elif event.event == "storage_error":
             self.storage_error = f"{event.get('operation')}: {event.get('error')}"
         elif event.event == "commit":
             self.storage_error = ""
+        elif event.event == "not_told":
+            self.untold = untold_after(self.untold, event)
 
     @property
     def is_gathering(self) -> bool:
@@ -348,10 +384,10 @@ class Following:
         tally = self._fold.tally(now)
         steady = so_far.steady(now)
         state = self._standing(steady)
-        # What nobody ran is no time of the job.
-        split = so_far.split(None if state == "gone" else now)
+        # What nobody ran, or nobody knows of, is no time of the job.
+        split = so_far.split(None if state in ("gone", "silent") else now)
         attempt = 0 if seen.formed is None else seen.formed.attempt
-        is_running = state in GOING_ON
+        is_running, may_run = state == "running", state in GOING_ON
         ranks = self._workers.look(attempt, now) if is_running else []
         steps = [one.step for one in ranks if one.step is not None]
         step = max(min(steps), seen.step or 0) if steps else seen.step
@@ -359,14 +395,15 @@ class Following:
         told = so_far.incidents(first - 1)
         pace_s = statistics.median(seen.paces) if seen.paces else None
         left = self._left(step, split) if is_running else (None, None)
-        job = self._facts(state, split, told)
+        newest_t = so_far.newest_t
+        until_t = steady if is_running else newest_t if state in ("gone", "silent") else None
+        job = self._facts(split, told, until_t)
         paid = job.money or Money()
         slow = {
             (node, int(rank)): factor
             for (node, rank), factor in tally.values["outlast_rank_slowdown_ratio"].items()
-            if is_running
+            if may_run
         }
-        newest_t = so_far.newest_t
         return View(
             job=self._job.id,
             directory=str(self._directory),
@@ -392,8 +429,12 @@ class Following:
             fraction_productive=split.workers.fraction_productive,
             workers_s={str(part): value for part, value in split.workers.parts().items()},
             saved_step=max(self._fold.measured.newest.values(), default=None),
-            tiers=self._tiers(tally, is_running=is_running),
-            ranks=_ranked(ranks, seen.rank_steps.values() if is_running else (), slow),
+            tiers=self._tiers(tally, is_running=may_run),
+            ranks=_ranked(ranks, seen.rank_steps.values() if may_run else (), slow, steady),
+            slow_ranks=[
+                SlowView(rank=one, cost=job.cost_of(one.lost_s), what=slow_line(one, job).plain)
+                for one in job.slow_ranks[-SLOW_TOLD:]
+            ],
             machines=_machines(
                 seen.hosts,
                 tally,
@@ -402,20 +443,27 @@ class Following:
             ),
             price_per_machine_hour=paid.price,
             priced_as=paid.priced_as,
+            currency=paid.currency,
             cost=paid.cost,
             cost_lost=paid.lost,
             num_incidents=so_far.num_incidents,
             incidents=[
-                self._incident(first + i, one, steady, pace_s, is_running=is_running)
-                for i, one in reversed(list(enumerate(told)))
+                self._incident(first + i, one, job) for i, one in reversed(list(enumerate(told)))
             ],
+            untold=seen.untold,
             note=self._unreadable
             or (f"storage failed, {seen.storage_error}" if seen.storage_error else ""),
         )
 
-    def _facts(self, state: State | Standing, split: Split, told: list[Incident]) -> Facts:
-        """As the report has them, for what it makes of them."""
+    def _facts(self, split: Split, told: list[Incident], until_t: float | None) -> Facts:
+        """As the report has them, for what it makes of them.
+
+        Of slow ranks those that the watch has named: the others are found by the whole ledger.
+        """
         end = self._ledger.state.end
+        done = split.workers
+        held_s = done.held / done.total * done.wall_s if done.total else 0.0
+        slow, waited_s = slow_list(self._ledger.slow.told(), [], held_s)
         exit_code = None if end is None else end.get("exit_code")
         return Facts(
             job=self._job.id,
@@ -425,10 +473,11 @@ class Following:
             workers=split.workers,
             machines=split.machines,
             incidents=told,
-            slow_ranks=[],
-            waited_s=0.0,
+            slow_ranks=slow,
+            waited_s=waited_s,
             committed_step=None,
             last_event_t=self._fold.so_far.newest_t,
+            until_t=until_t,
             kinds=self._fold.measured.kinds,
             money=money(split, self._fold.measured.kinds, self._settings.prices),
         )
@@ -488,19 +537,17 @@ class Following:
             )
         return found
 
-    def _incident(
-        self, number: int, one: Incident, steady: float, pace_s: float | None, *, is_running: bool
-    ) -> IncidentView:
+    def _incident(self, number: int, one: Incident, job: Facts) -> IncidentView:
         end_t = math.inf if one.back_t is None else one.back_t
         places = [place for t, place in self._ledger.stacks if one.began_t <= t <= end_t]
-        until_t = steady if is_running else self._fold.so_far.newest_t
+        cost = job.cost_of_incident(one)
         return IncidentView(
             number=number,
             began_t=one.began_t,
             kind=one.kind,
             what=one.what,
             is_open=not one.closed,
-            cost_s=one.cost_s(pace_s, until_t),
+            cost_s=None if cost is None else cost.total_s,
             lost_steps=one.lost_steps,
             evidence=str(self._directory / places[-1]) if places and places[-1] else "",
         )
@@ -565,8 +612,9 @@ def _rank(watched: Watched, begin: Begin, rank: int, now: float) -> RankView:
 
 def _ranked(
     ranks: Iterable[RankView],
-    told: Iterable[tuple[str, RankSample]],
+    told: Iterable[tuple[float, str, RankSample]],
     slow: dict[tuple[str, int], float],
+    steady: float,
 ) -> list[RankView]:
     """The slowest first, by the ledger's word and then by their own work."""
     known = {
@@ -577,8 +625,9 @@ def _ranked(
             own_s=one.own_s,
             wait_s=one.wait_s,
             data_s=one.data_s,
+            age_s=max(steady - t, 0.0),
         )
-        for node, one in told
+        for t, node, one in told
     }
     known |= {one.rank: one for one in ranks}
     for (node, rank), factor in slow.items():
