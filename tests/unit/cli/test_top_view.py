@@ -88,7 +88,7 @@ def test_a_job_that_has_come_back(tmp_path):
     assert (tier.name, tier.step, tier.age_s) == ("local", 10, 34.0)
     (incident,) = view.incidents
     assert (incident.kind, incident.is_open, incident.lost_steps) == ("worker lost", False, 10)
-    assert incident.cost_s == pytest.approx(24.0)  # the sample that ends it has the ten again
+    assert incident.cost_s == pytest.approx(24.0)  # in which the ten steps were made again
     assert [(one.name, one.failures) for one in view.machines] == [("a", {"worker_lost": 1})]
     # 70 steps of a second each; and of 44 s behind the start-up 30 were new steps.
     assert view.left_low_s == pytest.approx(70.0)
