@@ -188,6 +188,7 @@ class Worker:
 @contextlib.contextmanager
 def directory(place: Path) -> Iterator[Path]:
     """A fresh directory in ``place``; it is gone from the disk too when the block ends."""
+    place.mkdir(parents=True, exist_ok=True)
     path = Path(tempfile.mkdtemp(prefix="outlast-bench-", dir=place))
     try:
         yield path
