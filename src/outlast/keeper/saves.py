@@ -121,6 +121,8 @@ class SavesInFlight:
             tuple[int, int], tuple[int, int, int, RankOutcome]
         ] = {}  # as `unanswered`
         self._local: dict[int, set[int]] = {}  # attempt → ranks of this machine
+        # Attempt and rank → the number of the newest save that it has begun, and who that was.
+        self._begun: dict[tuple[int, int], tuple[int, WorkerPeer]] = {}
         self._asked = 0  # the newest attempt that has asked for what is there
         self._earlier = Earlier(self.table, self._files, books, self._conclusions, record=record)
 
@@ -175,6 +177,7 @@ class SavesInFlight:
             self._books.overwrite(message.arena)
             self._on_change()
             self._leave_earlier(hello.attempt, rank, message)
+            self._begun[hello.attempt, rank] = message.serial, peer
             save = self._join(peer, hello, message)
             if save is None:
                 return
@@ -184,6 +187,8 @@ class SavesInFlight:
             if save.ended is None:
                 self._files.begin(save, rank)
                 self._conclude(save)
+            for earlier in self._of(hello.attempt):
+                self._do_without(earlier)
 
     def absent(self, peer: WorkerPeer, message: wire.Absent, *, hello: wire.Hello) -> None:
         """A rank has nothing to give to a save."""
@@ -408,6 +413,8 @@ class SavesInFlight:
         """Nobody is to hear of what was given up."""
         for key in [one for one in self._given_up if one[0] == attempt]:
             del self._given_up[key]
+        for begun in [one for one in self._begun if one[0] == attempt]:
+            del self._begun[begun]
 
     def _of(self, attempt: int) -> list[Save]:
         return [save for save in self.table.open.values() if save.attempt == attempt]
@@ -481,6 +488,7 @@ class SavesInFlight:
             local = self.local(hello.attempt, hello.world_size)
             name = SaveName(message.step, hello.attempt, message.serial, hello.nonce)
             self.table.open[key] = Save(name, hello.world_size, local)
+            self._do_without(self.table.open[key])
         save = self.table.open[key]
         if save.step != message.step and save.is_open:
             # The ranks count their saves alike; where they do not, nothing of it is to be believed.
@@ -488,6 +496,19 @@ class SavesInFlight:
                 save, f"some ranks save step {save.step} and others {message.step}"
             )
         return save
+
+    def _do_without(self, save: Save) -> None:
+        """Ranks that have begun a later save take no part in this one any more.
+
+        Each counts its saves upwards. One that had begun this one with a keeper that has died tries
+        again under the next number, and another one that was not so far does not know of that.
+        """
+        for rank in save.local:
+            number, peer = self._begun.get((save.attempt, rank), (0, None))
+            if number > save.serial and peer and rank not in save.ranks | save.absent:
+                save.absent[rank] = peer
+                words = f"rank {rank} has begun a later one without it"
+                self._report(save, rank, RankOutcome(error=words, by_storage=False))
 
     def _leave_earlier(self, attempt: int, rank: int, message: wire.BeginSave) -> None:
         """A rank copies one snapshot after the other, so those before this one are whole or void.

@@ -135,6 +135,23 @@ def test_a_worker_lost_before_it_began_voids_the_save_of_the_others(keeper):
     assert one.ended[0].error == "rank 1: rank 1 was lost during its copy"
 
 
+@pytest.mark.parametrize("is_first", [True, False], ids=["then", "before"])
+def test_nobody_waits_for_a_rank_that_has_begun_a_later_save(keeper, disk, is_first):
+    """It had begun the earlier one with a keeper that died, and has tried again."""
+    ahead, behind = keeper.worker(0, 2), keeper.worker(1, 2)
+    if is_first:
+        behind.save(5, 2)
+    ahead.save(5, 3)
+    if not is_first:
+        behind.save(5, 2)
+    keeper.run()
+    assert behind.ended[0].error == "rank 0: rank 0 has begun a later one without it"
+    behind.save(5, 3)
+    keeper.run()
+    assert (ahead.ended[-1].error, behind.ended[-1].error) == ("", "")
+    assert is_committed(disk, 5)
+
+
 def test_the_end_of_an_old_connection_does_not_touch_the_new_one(keeper, disk):
     worker = keeper.worker()
     worker.begin(5, 1)
