@@ -41,11 +41,9 @@ from typing import Any, ClassVar, Final
 
 import msgspec
 
-from outlast.ledger.events import Event
 from outlast.ledger.file import Follower
 from outlast.ledger.goodput import whole
 from outlast.ledger.incidents import Incident
-from outlast.ledger.measured import Measured
 from outlast.ledger.so_far import SoFar
 
 logger = logging.getLogger(__name__)
@@ -393,7 +391,7 @@ class TrackerFeed:
         kept = self._kept
         self._writers = [_WandbRun(kept), _MlflowRun(kept, mlflow_run), _EventFile(kept)]
         self._follower = Follower(directory, most_bytes=READ_BYTES)
-        self._so_far, self._measured = SoFar(), Measured()
+        self._so_far = SoFar()
         self._marks: list[_IncidentMark] = []
         self._attempt, self._step = attempt, step
         self._told_s = -math.inf
@@ -457,17 +455,13 @@ class TrackerFeed:
             for event in events:
                 if event.event == "step" and event.attempt == self._attempt:
                     self._step = whole(event) or self._step
-            self._take(self._so_far.take(events))
+            self._so_far.take(events)
             if self._is_closing:
                 return
             time.sleep(PAUSE_S)
-        self._take(self._so_far.take([], now))
+        self._so_far.take([], now)
         for one in self._so_far.over():
             self._marks.append(self._mark(len(self._marks) + 1, one))
-
-    def _take(self, settled: Sequence[Event]) -> None:
-        for event in settled:
-            self._measured.take(event)
 
     def _state(self) -> _RunState:
         found = self._so_far.split(time.time()).workers
@@ -482,7 +476,6 @@ class TrackerFeed:
         )
 
     def _mark(self, number: int, one: Incident) -> _IncidentMark:
-        step = self._measured.step
         at = one.from_step if one.resumed_step is None else one.resumed_step
         words = "; ".join(filter(None, (one.what or one.kind, one.return_words())))
         return _IncidentMark(
@@ -490,7 +483,7 @@ class TrackerFeed:
             step=at or 0,
             t=one.detected_t if one.back_t is None else one.back_t,
             words=words,
-            cost_s=one.cost_s(None if step is None else step.slow_s) or 0.0,
+            cost_s=one.cost_s(self._so_far.split().workers.again_s) or 0.0,
         )
 
     def _note_kept(self, now_s: float, *, is_last: bool) -> None:

@@ -150,6 +150,17 @@ class Goodput(msgspec.Struct, frozen=True, kw_only=True):
         """The productive part of the whole, 0 to 1; 0 when no time has passed."""
         return self.productive / self.total if self.total else 0.0
 
+    def of_the_job(self, worker_s: float) -> float:
+        """Worker-seconds as seconds of the job: over the workers that it had in the mean."""
+        return worker_s / self.total * self.wall_s if self.total else 0.0
+
+    @property
+    def again_s(self) -> float | None:
+        """What a step took that was made again, in the mean; before there are any, a new one."""
+        if self.steps_replayed and self.replayed:
+            return self.of_the_job(self.replayed) / self.steps_replayed
+        return self.of_the_job(self.productive) / self.steps_done if self.steps_done else None
+
 
 class Split(msgspec.Struct, frozen=True, kw_only=True):
     """A job's time, from each side.

@@ -370,8 +370,7 @@ class JobFold:
             return
         seconds = max(incident.back_t - incident.began_t, 0.0)
         self._tally.observe("outlast_recovery_seconds", seconds, reason)
-        step = self.measured.step
-        cost_s = incident.cost_s(None if step is None else step.slow_s)
+        cost_s = incident.cost_s(self.so_far.split().workers.again_s)
         self._tally.add("outlast_lost_seconds", cost_s or 0.0, reason)
 
 

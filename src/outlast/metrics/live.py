@@ -8,13 +8,16 @@ somebody looks; ``FORGET_S`` after the last look what was read is let go. A ledg
 
 from __future__ import annotations
 
+import contextlib
 import time
 from pathlib import Path
 from typing import Final
 
+from outlast.errors import StorageError
 from outlast.ledger.clocks import SteadyClocks
 from outlast.ledger.events import Event
 from outlast.ledger.file import FILE_NAME, Follower
+from outlast.ledger.job import Job, read_record
 from outlast.metrics.server import Answer, MetricsRequest, plain
 from outlast.prices import NO_PRICES, Prices
 from outlast.report.page import page
@@ -75,9 +78,14 @@ class LivePage:
 
     def _written(self) -> str:
         self._events += [self._clocks.take(event) for event in self._follower.poll()]
+        every = ""
+        with contextlib.suppress(StorageError):  # the page is written all the same
+            record = read_record(self._directory)
+            every = record.settings.get("checkpoint.every", "") if isinstance(record, Job) else ""
         return page(
             self._events,
             self._directory,
+            every=every,
             now=time.time() + self._clocks.shift_s,
             prices=self._prices,
             refresh_s=int(KEPT_S),

@@ -149,16 +149,16 @@ class NewsFold:
         if one.back_t is None:
             return _news("over", number, INFO, one.what or one.kind, "over, nothing was lost")
         words = f"{_where(one)}{one.return_words()}"
-        step = self._fold.measured.step
-        lost_s = one.cost_s(None if step is None else step.slow_s) or 0.0
-        cost = f"cost: {units.seconds(lost_s)}"
+        lost = one.cost(self._fold.so_far.split().workers.again_s)
+        held_s = 0.0 if lost is None else lost.held_s
+        cost = f"cost: {units.seconds(0.0 if lost is None else lost.total_s)}"
         if self._num_machines > 1:
             cost += f" of {self._num_machines} machines"
         kinds = self._fold.measured.kinds
         # Of machines that are not known by name: as those that are.
         price = self._prices.mean([kinds.get(name, "") for name in self._hosts or kinds or [""]])
         if price is not None:
-            money = lost_s / 3600 * self._num_machines * price
+            money = held_s / 3600 * self._num_machines * price
             cost += f", {money:,.2f} at {price:g} per machine and hour"
         return _news("over", number, WARNING, one.what or one.kind, words, cost)
 

@@ -164,22 +164,9 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
     money: Money | None = None
 
     @property
-    def again_s(self) -> float | None:
-        """What a step took that was made again, in the mean; before there are any, a new one."""
-        done = self.workers
-        if done.steps_replayed and done.replayed:
-            return _seconds_of_the_job(done, done.replayed) / done.steps_replayed
-        return (
-            _seconds_of_the_job(done, done.productive) / done.steps_done
-            if done.steps_done
-            else None
-        )
-
-    @property
     def held_s(self) -> float:
         """Seconds of the job in which machines were held: of its workers in the mean."""
-        done = self.workers
-        return done.held / done.total * done.wall_s if done.total else 0.0
+        return self.workers.of_the_job(self.workers.held)
 
     def cost_of(self, held_s: float | None) -> float | None:
         """What so many seconds of the job cost, at its mean price; None without one."""
@@ -195,7 +182,7 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
 
         A step that is made again counts as long as such steps took in this job.
         """
-        return None if one.kind == SILENCE else one.cost(self.again_s, self.until_t)
+        return None if one.kind == SILENCE else one.cost(self.workers.again_s, self.until_t)
 
 
 def facts(
@@ -243,7 +230,7 @@ def facts(
     foreseen = None if life is None else forecast(rest, machines, life)
     kinds = kinds_of(rest)
     ranks = rank_times(rest)
-    held_s = _seconds_of_the_job(spent.workers, spent.workers.held)
+    held_s = spent.workers.of_the_job(spent.workers.held)
     named = slow_ranks(ordered) if any(one.event == "straggler" for one in rest) else []
     slow, waited_s = slow_list(named, ranks, held_s)
     tiers = tier_times(rest)
@@ -287,11 +274,6 @@ def facts(
         ),
         untold=functools.reduce(untold_after, rest, None),
     )
-
-
-def _seconds_of_the_job(done: Goodput, worker_s: float) -> float:
-    """Worker-seconds over the workers that it had in the mean."""
-    return worker_s / done.total * done.wall_s if done.total else 0.0
 
 
 def to_json(

@@ -1,9 +1,11 @@
 """The live page: the report's, written once for many readers, never a traceback."""
 
+import msgspec
 from unit_prices import priced
 
-from outlast.ledger import file
+from outlast.ledger import file, job
 from outlast.ledger.file import FILE_NAME, Ledger
+from outlast.ledger.job import Job
 from outlast.metrics import live
 from outlast.metrics.live import LivePage
 from outlast.metrics.server import MetricsRequest
@@ -34,6 +36,17 @@ def test_a_ledger_that_is_not_there_or_too_large(tmp_path, monkeypatch):
     answer = LivePage(tmp_path).answer(ASKED)
     assert answer.status.startswith("503")
     assert b"outlast report" in answer.body
+
+
+def test_it_says_how_often_saves_were_meant_to_come(tmp_path):
+    ledger = Ledger(tmp_path, job="abc", attempt=1)
+    ledger.append("attempt_formed", world_size=1, nodes=1)
+    for step in (7, 14):
+        ledger.append("commit", step=step, tier="local", kind="full", bytes=1, durable_s=0.1)
+    ledger.close()
+    record = Job(id="abc", created_t=1.0, settings={"checkpoint.every": "7 steps"})
+    (tmp_path / job.FILE_NAME).write_bytes(msgspec.json.encode(record))
+    assert b"7 steps" in LivePage(tmp_path).answer(ASKED).body
 
 
 def grow(tmp_path, attempt):
