@@ -206,6 +206,26 @@ def _epoch_of(sampler: Any) -> int | None:
     return unset
 
 
+def _parts_of(loader: Any) -> list[Any]:
+    return [loader, getattr(loader, "dataset", None), *_samplers_of(loader)]
+
+
+def _own(part: Any) -> dict[str, Any]:
+    return getattr(part, "__dict__", {})
+
+
+@contextlib.contextmanager
+def standing(loader: Any) -> Iterator[None]:
+    """Behind it, what a loader, its data set and its samplers count themselves is as it was."""
+    before = [(own, {**own}) for own in map(_own, _parts_of(loader))]
+    try:
+        yield
+    finally:
+        for values, own in before:
+            values.clear()
+            values.update(own)
+
+
 class EpochFeed(abc.ABC):
     """Batches of a loader, one epoch after the other.
 
@@ -386,24 +406,17 @@ class EpochFeed(abc.ABC):
 
         What the loader, its data set and its samplers count themselves is then as it was.
         """
-        parts = [self.loader, getattr(self.loader, "dataset", None), *_samplers_of(self.loader)]
-        before = [
-            (values, {**values}) for values in (getattr(one, "__dict__", {}) for one in parts)
-        ]
-        if self.goes_on or any(
-            hasattr(one, "__next__") for _, own in before for one in own.values()
-        ):
+        held = [value for own in map(_own, _parts_of(self.loader)) for value in own.values()]
+        if self.goes_on or any(hasattr(one, "__next__") for one in held):
             return []
-        try:
-            return [next(self)]
-        except StopIteration:
-            return []
-        finally:
-            self.leave()
-            self.close()
-            for values, own in before:
-                values.clear()
-                values.update(own)
+        with standing(self.loader):
+            try:
+                return [next(self)]
+            except StopIteration:
+                return []
+            finally:
+                self.leave()
+                self.close()
 
     @abc.abstractmethod
     def _resume(self, state: Mapping[str, Any]) -> None:

@@ -403,6 +403,11 @@ class TrustedFeed(_WithOwnState):
     end leads to the end of that epoch, not into the next.
     """
 
+    def again(self, state: Mapping[str, Any]) -> None:
+        """As ``restore``, and have the newest batch, where the loader has it."""
+        self.restore(state)
+        self.newest = [*getattr(self.loader, "newest", ())]
+
     def _mark_start(self) -> None:
         """Nothing: the loader's own state is all there is to keep."""
 

@@ -7,7 +7,9 @@ of that moment. A resume loads that batch again and no other, as far as ``data/f
 the DataLoader inside: torch's own, torchdata's, or one over a stream.
 
 What can go wrong: with processes that persist (``persistent_workers``) each epoch begins with new
-ones. Loaders of a dispatcher are not for this.
+ones. Loaders of a dispatcher are not for this. Behind the end of an epoch of a stream, or of a
+loader with a state of its own, there is no last batch for the code that reads what the loop's body
+sets.
 """
 
 from __future__ import annotations
@@ -18,6 +20,7 @@ from typing import Any, Final
 from accelerate.utils import send_to_device, synchronize_rng_states
 
 from outlast.data import Feed, open_feed, random_state
+from outlast.data.epochs import standing
 from outlast.data.generators import Held
 from outlast.ledger.narrator import say
 
@@ -31,6 +34,9 @@ class PreparedLoader:
         loader: a ``DataLoaderShard``.
         rank: this process's, from 0.
         world_size: number of processes.
+
+    Attributes:
+        newest: the last batch of the epoch, if it is gone on from behind that.
     """
 
     has_exact_state = True
@@ -41,6 +47,7 @@ class PreparedLoader:
         self._ahead: Any = _END
         self._epoch = 0  # of the newest iteration
         self._resumed: Feed | None = None
+        self.newest: list[Any] = []
 
     @property  # type: ignore[misc]
     def __class__(self) -> Any:
@@ -70,9 +77,7 @@ class PreparedLoader:
                 for _ in range(loader.skip_batches + 1):
                     self._load(feed)
             while self._ahead is not _END:
-                batch = self._ahead
-                if loader.device is not None:
-                    batch = send_to_device(batch, loader.device, non_blocking=loader._non_blocking)
+                batch = self._sent(self._ahead)
                 loader._update_state_dict()
                 self._load(feed)
                 if self._ahead is _END:
@@ -86,6 +91,12 @@ class PreparedLoader:
         # the resumed loop comes to that end once more.
         loader.iteration = self._epoch + 1
         loader.end()
+
+    def _sent(self, batch: Any) -> Any:
+        loader = self._loader
+        if loader.device is None:
+            return batch
+        return send_to_device(batch, loader.device, non_blocking=loader._non_blocking)
 
     def _open(self) -> Feed:
         base = self._loader.base_dataloader
@@ -112,14 +123,34 @@ class PreparedLoader:
         Raises:
             ConfigError: the DataLoader inside does not fit.
         """
-        self._epoch, counted = int(state["epoch"]), self._loader.iteration
-        self._loader.set_epoch(self._epoch)
-        feed = self._open()
-        self._loader.iteration = counted  # the accelerator's state says how many have ended
+        self._epoch = int(state["epoch"])
         with random_state.preserved():
-            feed.restore(state["feed"])
+            self.newest = self._last(state)
+            feed = self._at(state)
             random_state.restore(state["random"])
             self._load(feed)
         self._resumed = feed
         for doubt in feed.doubts if self._rank == 0 else ():
             say(f"going on in the loader's epoch {state['epoch']}: {doubt}")
+
+    def _last(self, state: Mapping[str, Any]) -> list[Any]:
+        """The epoch's last batch, where the place is behind it and it can be loaded once more."""
+        base = self._loader.base_dataloader
+        try:
+            if state["feed"]["batches"] < len(base):
+                return []
+        except TypeError:  # a stream
+            return []
+        with standing(base):
+            feed = self._at(state, again=True)
+            feed.close()
+        return [*map(self._sent, feed.newest)]
+
+    def _at(self, state: Mapping[str, Any], *, again: bool = False) -> Feed:
+        """A feed at that place; with the batch before it if it is to be loaded ``again``."""
+        counted = self._loader.iteration
+        self._loader.set_epoch(self._epoch)
+        self._loader.iteration = counted  # the accelerator's state says how many have ended
+        feed = self._open()
+        (feed.again if again else feed.restore)(state["feed"])
+        return feed

@@ -45,3 +45,19 @@ def test_what_it_has_loaded_itself_is_not_loaded_over_a_resume(floor, tmp_path):
     assert before.wait() == 0, before.text
     loaded = ("--load", tmp_path / "project" / "checkpoints" / "checkpoint_0")
     check_the_same_run(floor, tmp_path, SCRIPT, Kind(42, loaded))
+
+
+def test_code_behind_a_loop_that_had_ended_reads_what_its_body_sets(floor, tmp_path):
+    """What it was resumed from is an epoch's end: the loop has no batch left, but its last one."""
+    script, finals = SCRIPTS / "accelerate_behind.py", []
+    for name, is_killed in (("calm", False), ("killed", True)):
+        place = tmp_path / name
+        place.mkdir()
+        if not is_killed:
+            (place / "killed").touch()
+        run = floor.outlast("run", "--nproc-per-node", 1, "--dir", place / "job", script, place)
+        assert run.wait() == 0, run.text
+        finals.append((place / "final").read_text())
+        epochs = (place / "losses").read_text().splitlines()
+        assert len(epochs) == 3 + is_killed, run.text
+    assert finals[0] == finals[1]

@@ -53,7 +53,7 @@ def own_run(**given):
 class Loops:
     """The loops of a session, one an epoch; stops behind ``num`` batches."""
 
-    def __init__(self, state=None, **given):
+    def __init__(self, state=None, *, again=False, **given):
         self.accelerator, self.loader = made(**given)
         self.first = 0
         self.feed = None
@@ -61,7 +61,7 @@ class Loops:
             self.first, position, counts, random = state
             _AcceleratorCounts(self.accelerator).load_state_dict(counts)
             self.feed = self._open()
-            self.feed.restore(position)
+            (self.feed.again if again else self.feed.restore)(position)
             random_state.restore(random)
 
     def _open(self):
@@ -125,6 +125,26 @@ def test_an_epoch_that_had_ended_is_counted_once(kind):
     assert resumed.loader.iteration == counted == 2
     assert resumed.run() == wanted[num:]
     assert resumed.loader.iteration == EPOCHS
+
+
+@pytest.mark.parametrize("kind", ["plain", "seedable"])
+def test_behind_an_epochs_end_its_last_batch_is_there_once_more(kind):
+    """For the code behind the loop, which reads what its body sets."""
+    num = 12
+    wanted = own_run(**KINDS[kind])
+    first = Loops(**KINDS[kind])
+    first.run(num, to_its_end=True)
+    resumed = Loops(first.state, seed=9, again=True, **KINDS[kind])
+    (newest,) = resumed.feed.newest
+    samples = [int(one) for one in wanted[num - 1][0]]  # the rest is drawn as they are collated
+    assert newest.int().tolist() == samples
+    assert resumed.run() == wanted[num:]
+
+
+def test_in_the_midst_of_an_epoch_there_is_no_last_batch():
+    first = Loops()
+    first.run(3)
+    assert Loops(first.state, again=True).feed.newest == []
 
 
 def test_a_loader_is_adapted_once():
