@@ -294,7 +294,7 @@ class Footing:
             self.judging = LossMonitor(settings, self.link, self.books.past)
             self.books.open()
             self._beat = Beat()
-            self.snapshots = Snapshots(settings, self.books, self.judging, saves.written)
+            self.snapshots = Snapshots(settings, self.books, self.judging, saves)
         self.engine = self.snapshots.engine
         self.sources = Sources(self.books, self.engine, self.snapshots.turns, self.judging)
         self.leaving = WayOut(self.books, self.snapshots, hearing.signals, saves, where)

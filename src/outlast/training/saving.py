@@ -46,6 +46,7 @@ from outlast.training.turns import Turns
 COMMIT_TIMEOUT_S: Final = 1800.0
 NO_COMMIT: Final = "nothing is committed yet"
 ACCUMULATED_MAX: Final = 64  # batches that the first optimizer's step is waited for
+LATER: Final = 1 << 62  # a step that no job comes to
 MAX_TRIES: Final = 4  # a snapshot that is void is taken again
 
 # --- how saves end, for those who wait ------------------------------------------------------------
@@ -94,7 +95,7 @@ class PendingSave:
         self._may_wait = may_wait
         self.error = ""
         self._step: int | None = None
-        self._committed = False
+        self._committed = self._is_agreed = self._is_put_off = False
         self._changed = threading.Condition()
 
     @property
@@ -110,18 +111,22 @@ class PendingSave:
     def wait(self, timeout_s: float | None = None) -> bool:
         """Wait until it is committed or has failed; whether it is committed.
 
-        A save that comes while another is in flight is put off to a later boundary. Asked by the
-        loop before that boundary, the answer is False at once: waiting would be for itself.
+        A save that comes while another is in flight is put off to a later boundary, and so is one
+        whose snapshot was void. Asked by the loop before that boundary, the answer is False at
+        once: waiting would be for itself.
 
         Raises:
-            ConfigError: the same without a time-out.
+            ConfigError: the loop asks without a time-out, in the very step in which it has asked.
         """
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
         with self._changed:
             while not self._committed and not self.error:
+                if self._is_put_off and not self._may_wait(LATER):
+                    break
                 # The ranks may still agree on a later step than the one that was asked for.
-                if not self._may_wait(self.not_before if self._step is None else self._step):
-                    if timeout_s is not None:
+                step = self.not_before if self._step is None else self._step
+                if not self._may_wait(step):
+                    if timeout_s is not None or step > self.not_before:
                         break  # it was put off to a later boundary: ask again after that
                     raise ConfigError(
                         "wait() is called before the step boundary at which the save is taken, and "
@@ -134,12 +139,18 @@ class PendingSave:
                 self._changed.wait(left)
             return self._committed
 
-    def decide(self, step: int) -> None:
-        """It is taken at ``step``."""
+    def decide(self, step: int, *, agreed: bool = True) -> None:
+        """It is taken at ``step``; where that is not ``agreed``, the ranks may say a later one."""
         with self._changed:
-            if self._step is None:
-                self._step = step
+            if self._step is None or not self._is_agreed:
+                self._step, self._is_agreed, self._is_put_off = step, agreed, False
                 self._changed.notify_all()
+
+    def put_off(self) -> None:
+        """What was taken was void; it is taken again, nobody knows at which step."""
+        with self._changed:
+            self._step, self._is_put_off = None, True
+            self._changed.notify_all()
 
     def end(self, error: str, step: int) -> None:
         """It is committed (``error`` is "") or has failed, with the snapshot of ``step``."""
@@ -180,6 +191,12 @@ class Saves:
             if pending.not_before <= step:
                 pending.decide(step)
 
+    def void(self, step: int) -> None:
+        """The snapshot of ``step`` was: whoever waits for it has to wait for a later one."""
+        for pending in self.open():
+            if pending.not_before <= step:
+                pending.put_off()
+
     def written(self, step: int, error: str) -> None:
         """The save of ``step`` has ended."""
         with self._lock:
@@ -199,7 +216,7 @@ class Snapshots:
         settings: the job's.
         books: the attempt's.
         judging: told what is committed.
-        on_written: told (step, error) of each save's end.
+        saves: those that were asked for, which are told of each save's end.
 
     Attributes:
         engine: has them copied and committed.
@@ -216,7 +233,7 @@ class Snapshots:
         settings: Settings,
         books: AttemptBooks,
         judging: LossMonitor,
-        on_written: Callable[[int, str], None],
+        saves: Saves,
     ) -> None:
         self.agreement: Agreement | None = None
         self.is_prepared, self.num_waited = False, 0
@@ -224,7 +241,7 @@ class Snapshots:
         self._books = books
         self._link = books.link
         self._judging = judging
-        self._on_written = on_written
+        self._saves = saves
         self._notes: collections.deque[dict[str, Any]] = collections.deque()
         self.engine = Engine(
             settings,
@@ -307,6 +324,7 @@ class Snapshots:
 
     def _written(self, written: Written) -> None:
         if written.void:
+            self._saves.void(written.step)
             self.turns.repeat("the snapshot before was void")
             if self._link.rank == 0:
                 self.skipped(written.step, f"{written.error}; it is taken again, all at once")
@@ -318,7 +336,7 @@ class Snapshots:
                 written.step, written.took_s, alone=not written.tier, error=written.error
             )
             if written.tier or written.error:  # nobody has asked for one in memory alone
-                self._on_written(written.step, written.error)
+                self._saves.written(written.step, written.error)
             self._judging.committed(self.engine.committed_step)
         self.changed()
 

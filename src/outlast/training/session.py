@@ -633,7 +633,7 @@ class Session:
         A drain that is agreed for the very last step finds it, and a save is what was wanted.
         """
         for pending in self._saves.open():
-            pending.decide(self.step)
+            pending.decide(self.step, agreed=False)
         back = self._on.ending.act(self._position.loop, self.step, self._on.snapshots.begun)
         if back is not None:
             self._roll_back(back)

@@ -58,6 +58,7 @@ def test_code_behind_a_loop_that_had_ended_reads_what_its_body_sets(floor, tmp_p
         run = floor.outlast("run", "--nproc-per-node", 1, "--dir", place / "job", script, place)
         assert run.wait() == 0, run.text
         finals.append((place / "final").read_text())
-        epochs = (place / "losses").read_text().splitlines()
-        assert len(epochs) == 3 + is_killed, run.text
+        losses = (place / "losses").read_text().splitlines()
+        assert (place / "killed").exists(), run.text
+        assert len(losses) == 30 + is_killed, run.text
     assert finals[0] == finals[1]

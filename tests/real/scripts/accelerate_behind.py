@@ -1,6 +1,6 @@
 """Accelerate, and code behind the loop of an epoch that reads what the loop's body sets: PLACE.
 
-It kills itself once, two steps behind the commit of the first epoch's end.
+It kills itself once, two steps behind an epoch's end that was saved.
 """
 
 import os
@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from outlast.integrations.accelerate import session_of
 
-BATCHES, EPOCHS = 6, 3
+BATCHES, EPOCHS = 6, 30
 
 
 def main():
@@ -34,14 +34,15 @@ def main():
                 accelerator.backward(loss)
                 optimizer.step()
                 optimizer.zero_grad()
-                if session.step in (0, BATCHES - 1):
+                behind = (session.step + 1) % BATCHES
+                if not behind:
                     saved = session.save()
-                if session.step == BATCHES - 2:
-                    saved.wait(60)  # the first one may be late, and the second one not
-                if session.step == BATCHES + 1 and not (place / "killed").exists():
+                # A save may have been put off, behind the loop's end: then it is the next one.
+                if behind == 2 and session.step > BATCHES and not (place / "killed").exists():
                     saved.wait(60)
-                    (place / "killed").touch()
-                    os.kill(os.getpid(), signal.SIGKILL)
+                    if saved.committed and not saved.step % BATCHES:
+                        (place / "killed").touch()
+                        os.kill(os.getpid(), signal.SIGKILL)
             with (place / "losses").open("a") as losses:
                 losses.write(f"{loss.item()}\n")
     weights = [weight.tolist() for weight in model.parameters()]
