@@ -1,11 +1,12 @@
 """Accelerate, and code behind the loop of an epoch that reads what the loop's body sets: PLACE.
 
-It kills itself once, two steps behind an epoch's end that was saved.
+It kills itself once, two steps behind the commit of the first epoch's end.
 """
 
 import os
 import signal
 import sys
+import time
 from pathlib import Path
 
 import torch
@@ -14,7 +15,15 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from outlast.integrations.accelerate import session_of
 
-BATCHES, EPOCHS = 6, 30
+BATCHES, EPOCHS = 6, 3
+
+
+def until_committed(place, step):
+    deadline = time.monotonic() + 60
+    ledger = place / "job" / "ledger.jsonl"
+    while f'"event":"commit","step":{step},' not in ledger.read_text():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
 
 
 def main():
@@ -27,22 +36,17 @@ def main():
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
     loader = DataLoader(data, batch_size=4, shuffle=True)
     model, optimizer, loader = accelerator.prepare(model, optimizer, loader)
-    with session_of(accelerator, every="1000 steps") as session:
+    with session_of(accelerator, every=f"{BATCHES} steps") as session:
         for _ in session.epochs(EPOCHS):
             for (batch,) in session.steps(loader):
                 loss = model(batch).square().mean()
                 accelerator.backward(loss)
                 optimizer.step()
                 optimizer.zero_grad()
-                behind = (session.step + 1) % BATCHES
-                if not behind:
-                    saved = session.save()
-                # A save may have been put off, behind the loop's end: then it is the next one.
-                if behind == 2 and session.step > BATCHES and not (place / "killed").exists():
-                    saved.wait(60)
-                    if saved.committed and not saved.step % BATCHES:
-                        (place / "killed").touch()
-                        os.kill(os.getpid(), signal.SIGKILL)
+                if session.step == BATCHES + 1 and not (place / "killed").exists():
+                    until_committed(place, BATCHES)
+                    (place / "killed").touch()
+                    os.kill(os.getpid(), signal.SIGKILL)
             with (place / "losses").open("a") as losses:
                 losses.write(f"{loss.item()}\n")
     weights = [weight.tolist() for weight in model.parameters()]
