@@ -406,7 +406,9 @@ class TrustedFeed(_WithOwnState):
     def again(self, state: Mapping[str, Any]) -> None:
         """As ``restore``, and have the newest batch, where the loader has it."""
         self.restore(state)
-        self.newest = [*getattr(self.loader, "newest", ())]
+        newest = getattr(self.loader, "newest", [])
+        self.newest = [*newest]
+        newest.clear()  # a batch is large
 
     def _mark_start(self) -> None:
         """Nothing: the loader's own state is all there is to keep."""

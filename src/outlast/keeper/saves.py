@@ -177,6 +177,7 @@ class SavesInFlight:
             self._books.overwrite(message.arena)
             self._on_change()
             self._leave_earlier(hello.attempt, rank, message)
+            self._begun = {key: one for key, one in self._begun.items() if key[0] >= hello.attempt}
             self._begun[hello.attempt, rank] = message.serial, peer
             save = self._join(peer, hello, message)
             if save is None:
@@ -413,8 +414,6 @@ class SavesInFlight:
         """Nobody is to hear of what was given up."""
         for key in [one for one in self._given_up if one[0] == attempt]:
             del self._given_up[key]
-        for begun in [one for one in self._begun if one[0] == attempt]:
-            del self._begun[begun]
 
     def _of(self, attempt: int) -> list[Save]:
         return [save for save in self.table.open.values() if save.attempt == attempt]
@@ -508,7 +507,8 @@ class SavesInFlight:
             if number > save.serial and peer and rank not in save.ranks | save.absent:
                 save.absent[rank] = peer
                 words = f"rank {rank} has begun a later one without it"
-                self._report(save, rank, RankOutcome(error=words, by_storage=False))
+                # Void: whoever is behind takes it again, under the number of those ahead.
+                self._report(save, rank, RankOutcome(error=words, void=("",), by_storage=False))
 
     def _leave_earlier(self, attempt: int, rank: int, message: wire.BeginSave) -> None:
         """A rank copies one snapshot after the other, so those before this one are whole or void.

@@ -9,7 +9,6 @@ the ledger.
 from __future__ import annotations
 
 import contextlib
-import math
 import os
 import signal
 import time
@@ -73,7 +72,7 @@ DEPARTS_S: Final = 1.0  # for word whether the others go on without this machine
 # How long workers that have yet to hand over wait for the next attempt, and what must be left then.
 HAND_OVER_S: Final = 5.0
 BESIDE_TRIES: Final = 3  # to begin beside others, who become fewer or more meanwhile
-BETWEEN_S: Final = 5.0  # from an attempt of others to their next one, which is looked on
+BESIDE_S: Final = 1800.0  # for that; what takes longer is done, and judged, in an attempt
 JOINS_S: Final = 10.0  # until all machines of an attempt have said how many workers go on
 JOINS_LOOK_S: Final = 0.002
 LEAST_S: Final = 2.0  # for a drain of a notice whose time is over when it comes
@@ -241,6 +240,7 @@ class Agent(LocalElasticAgent):
             self._set_aside(range(places))
             with survivors.staying():  # torch's bookkeeping of them ends, not they
                 super()._stop_workers(worker_group)
+            self._ending.wait(survivors.pids)
             if is_over:
                 return
 
@@ -258,7 +258,7 @@ class Agent(LocalElasticAgent):
 
     def _look_until_prepared(self, sizes: tuple[int, ...], places: int) -> bool:
         """Wait for our workers, ``places``, that stand by; False: the others have become others."""
-        survivors, without_s = self._survivors, math.inf
+        survivors, until_s = self._survivors, time.monotonic() + BESIDE_S
         processes = [handler.proc for handler in self._handlers().values()]
         while len(survivors.standing) == places:
             if survivors.are_complete:
@@ -266,11 +266,10 @@ class Agent(LocalElasticAgent):
             self._watch.wait(processes, survivors.descriptors)
             self._machines.look()
             survivors.look()
-            now, now_s = self._machines.workers_elsewhere, time.monotonic()
-            without_s = math.inf if now else min(without_s, now_s)
             is_over = self._must_leave() or self._machines.ends_now is not None
-            if is_over or now_s - without_s > BETWEEN_S:  # or others wait for us
+            if is_over or self._machines.is_waited_for or time.monotonic() > until_s:
                 break
+            now = self._machines.workers_elsewhere  # none from one attempt of theirs to the next
             if now and now != sizes:
                 survivors.end_standing()
                 return False
@@ -290,8 +289,9 @@ class Agent(LocalElasticAgent):
         until_s = time.monotonic() + JOINS_S
         with contextlib.suppress(RuntimeError):  # the store is gone: so is the attempt
             while now == self._would_be and time.monotonic() < until_s:
-                if store.check(keys):
-                    return any(int(one) for one in store.multi_get(keys))
+                known = [int(store.get(key)) for key in keys if store.check([key])]
+                if any(known) or len(known) == len(keys):
+                    return any(known)
                 if self._machines.is_broken:
                     break
                 time.sleep(JOINS_LOOK_S)
@@ -348,6 +348,7 @@ class Agent(LocalElasticAgent):
         # Those that stand by have no state, and do not count.
         worker_group.store.set(kept_key(worker_group.group_rank), str(len(survivors.kept)))
         kept = survivors.take(seats.taken, joins=self._may_join(worker_group))
+        self._would_be = None
         self._in_session = set(kept)
         with self._starts.in_charge(Crew(kept, survivors.standing, environ)):
             started: dict[int, Any] = super()._start_workers(worker_group)

@@ -221,6 +221,11 @@ class Machines:
         self._membership.wait_until_known()
         return self._membership.workers_elsewhere
 
+    @property
+    def is_waited_for(self) -> bool:
+        """Whether the job has too few machines, or none, so that it waits for this one."""
+        return self._membership is not None and self._membership.is_waited_for
+
     def begin_with(self, workers: int) -> None:
         """So many of this machine's workers take part in the next attempt."""
         if self._membership is not None:

@@ -347,7 +347,9 @@ class Roster:
         self._ready.discard(node)
         self._late.pop(node, None)
         self._spoil(node)
-        order = Leaves(node=node, goes_on=self._num_able >= self.rules.min_nodes)
+        # One that warms up will be there: it may be this one's replacement.
+        left = len(self._seats) - len(self._leaving | self._hung.keys())
+        order = Leaves(node=node, goes_on=left >= self.rules.min_nodes)
         return [order, *self._decide(now_s)]
 
     def remains(self, node: str, now_s: float) -> list[Order]:

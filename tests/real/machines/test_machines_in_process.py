@@ -102,6 +102,24 @@ def test_nobody_waits_for_the_beginning_of_the_script_on_a_machine_that_comes(
     each_sample_once(job, [2, 3])
 
 
+def test_of_two_machines_that_come_together_each_has_a_place_of_its_own(machines, tmp_path):
+    """The later one knows of the earlier one; that one begins anew if both are taken in at once."""
+    job = ElasticJob(machines(4), tmp_path, ENV, GATED, ("--one", "elastic_same_bits"))
+    others, late = job.hosts[:2], job.hosts[2:]
+    job.start(*others)
+    job.until_trained(*others)
+    before = {host.name: job.on(host)[-1] for host in others}
+    gates = [tmp_path / f"gate-{host.name}" for host in late]
+    begun = [start_gated(job, host, gate) for host, gate in zip(late, gates, strict=True)]
+    for gate in gates:
+        gate.touch()
+    job.until_trained(*job.hosts)
+    went_on(job, before, *others)
+    assert {line["pid"] for line in job.on(late[1])} == set(begun[1]), job.agents[late[1].name].text
+    assert {line["pid"] for line in job.on(late[0])} == {pids_at(gates[0])[-1]}
+    job.finish(*job.hosts)
+
+
 def test_a_worker_that_began_for_another_place_is_started_anew(machines, tmp_path):
     """While it was in its script's beginning the others have become fewer: it has another rank."""
     one = "elastic_same_bits"

@@ -165,10 +165,10 @@ class Coordinator:
         runs = self.roster.phase is RosterPhase.RUNNING
         peer.send(encode(self._welcome(runs=runs)))
         self._joined(join)
-        if runs:
+        if self.roster.phase is RosterPhase.RUNNING:
             self._tell([join.node], self._no_place(join.node))
-        elif self._words:
-            self._tell([join.node], Waits(words=self._words))
+        elif self._words or runs:  # who was told that others train waits for more
+            self._tell([join.node], self._waits(self._words))
 
     def join_own(self, join: Join) -> None:
         """The coordinator's own machine takes part."""
@@ -280,15 +280,14 @@ class Coordinator:
 
     def _fix(self, machines: int) -> list[Order]:
         """The workers say whether their data are tied to the number of machines."""
-        if self.roster.phase is RosterPhase.RUNNING and not self._has_sessions:
+        is_new = machines != self.roster.fixed
+        if is_new:
+            self.roster.fix(machines)
+            self._tell_all(Fixed(machines=machines))
+        if self.roster.phase is RosterPhase.RUNNING and (is_new or not self._has_sessions):
             self._has_sessions = True
-            for node in self._admitted.keys() - set(self.roster.members):
-                self._tell([node], self._no_place(node))
-        if machines == self.roster.fixed:
-            return []
-        self.roster.fix(machines)
-        self._tell_all(Fixed(machines=machines))
-        return self.roster.tick(time.monotonic())
+            self._tell_those_who_wait()
+        return self.roster.tick(time.monotonic()) if is_new else []
 
     def _hung(self, node: str, peer: Peer, *, is_hung: bool) -> None:
         admitted = self._admitted.get(node)
@@ -341,6 +340,8 @@ class Coordinator:
             return  # it has another connection by now
         self._gone(node)
         self._obey(self.roster.lost(node, time.monotonic(), why, certain=certain))
+        if self.roster.phase is RosterPhase.RUNNING and self._has_sessions:
+            self._tell_those_who_wait()
 
     def _gone(self, node: str) -> None:
         self._knows.discard(node)
@@ -467,9 +468,34 @@ class Coordinator:
         words = f"a place: {count} of at most {most} machines train"
         if self.roster.fixed:
             words += f", and the job's loader is tied to {most}"
-        go = self._last_go if self._has_sessions and count < most else None
-        workers = () if go is None else tuple(one.workers for one in go.members)
-        return Waits(words=words, runs=True, workers=workers)
+        return Waits(words=words, runs=True, workers=self._workers_before(node))
+
+    def _workers_before(self, node: str) -> tuple[int, ...]:
+        """How many workers those have who come before ``node`` if all who wait are taken in.
+
+        Empty where it is not to begin beside others: it is one of them, there is no place, or
+        nobody knows of a session that it could join.
+        """
+        inside, now_s = set(self.roster.members), time.monotonic()
+        if not self._has_sessions or self._last_go is None or node in inside:
+            return ()
+        found = [one.workers for one in self._last_go.members]
+        for other, admitted in self._admitted.items():
+            if len(found) >= self.roster.rules.max_nodes:
+                return ()
+            if other == node:
+                return tuple(found)
+            if other not in inside and not self.roster.out.words(admitted.member.host, now_s):
+                found.append(admitted.member.workers)
+        return ()
+
+    def _tell_those_who_wait(self) -> None:
+        for node in self._admitted.keys() - set(self.roster.members):
+            self._tell([node], self._no_place(node))
+
+    def _waits(self, words: str) -> Waits:
+        """While nothing runs: for whom machines wait that could go on if they were more."""
+        return Waits(words=words, lacks=self.roster.phase is RosterPhase.GATHERING)
 
     def _end(self, over: JobEnded) -> None:
         self._over = over
@@ -569,4 +595,4 @@ class Coordinator:
             self._words = words
             self._words_s = now_s + WORDS_S * max(1.0, len(self._admitted) / WORDS_MACHINES)
             if words:
-                self._tell_all(Waits(words=words))
+                self._tell_all(self._waits(words))

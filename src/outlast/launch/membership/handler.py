@@ -100,6 +100,7 @@ class Mailbox:
         self.runs = False  # an attempt, without this machine
         self.workers: tuple[int, ...] = ()  # of that, where this machine is to be taken in
         self.knows = False  # whether others train
+        self.lacks = False  # whether they wait for machines
         self.refused = ""  # why this machine may not take part
         self.rules: MembershipRules | None = None  # of the job, where they are not ours
         self.on_left_out: Callable[[Excluded], None] = lambda _: None
@@ -112,7 +113,7 @@ class Mailbox:
             match message:
                 case Go():
                     self.go, self.halt, self.words, self.runs = message, None, "", False
-                    self.workers = ()
+                    self.workers, self.lacks = (), False
                     here = {member.node for member in message.members}
                     # One attempt longer: who is not in this one has left, and was not lost. Who is
                     # in it has said so too soon, and says it again.
@@ -131,6 +132,7 @@ class Mailbox:
                 case Waits():
                     self.words, self.runs = message.words, message.runs
                     self.workers, self.knows = message.workers, True
+                    self.lacks = message.lacks
                 case Welcome():
                     self.knows = self.knows or not message.runs
                 case Excluded():
@@ -158,6 +160,7 @@ class Mailbox:
 
 
 SILENCE_S: Final = 3.0
+KNOWN_S: Final = 60.0  # for word whether others train
 KNOWN_LOOK_S: Final = 0.2
 WORDS_S: Final = 3.0  # before it is said what is waited for
 STORE_S: Final = 60.0
@@ -323,11 +326,19 @@ class Membership(RendezvousHandler):
         """How many workers each machine has of an attempt that will take this one in, if any."""
         return self._mail.workers
 
+    @property
+    def is_waited_for(self) -> bool:
+        """Whether the job has too few machines, or none, so that it waits for this one."""
+        mail = self._mail
+        return bool(mail.lacks or mail.over or mail.refused or mail.failed)
+
     def wait_until_known(self) -> None:
         """Wait for word whether others train, unless there is no attempt to wait for."""
-        mail = self._mail
+        mail, until_s = self._mail, time.monotonic() + KNOWN_S
         with mail.changed:
-            while not (mail.knows or mail.over or mail.refused or mail.failed or self.has_notice()):
+            while not (mail.knows or self.is_waited_for or self.has_notice()):
+                if time.monotonic() > until_s:
+                    return
                 mail.changed.wait(KNOWN_LOOK_S)
 
     def announce_keeper(self, host: str, port: int) -> None:

@@ -252,13 +252,15 @@ class Superseded(ipc.Message):
 class Waits(ipc.Message):
     """What the coordinator waits for, in words; ``runs``: others train, and that goes on.
 
-    ``workers``: how many each of their machines has, by rank, where these have sessions and this
-    one is taken in once it is ready; empty elsewhere.
+    ``workers``: how many the machines have that would come before this one, by rank, where others
+    train that have sessions, and this one is taken in once it is ready; empty elsewhere.
+    ``lacks``: the job has too few machines, or none, and waits for more.
     """
 
     words: str
     runs: bool = False
     workers: tuple[int, ...] = ()
+    lacks: bool = False
 
 
 Message = (
