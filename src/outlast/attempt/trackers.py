@@ -460,8 +460,10 @@ class TrackerFeed:
                 return
             time.sleep(PAUSE_S)
         self._so_far.take([], now)
-        for one in self._so_far.over():
-            self._marks.append(self._mark(len(self._marks) + 1, one))
+        if over := self._so_far.over():
+            again_s = self._so_far.split().workers.again_s
+            for one in over:
+                self._marks.append(self._mark(len(self._marks) + 1, one, again_s))
 
     def _state(self) -> _RunState:
         found = self._so_far.split(time.time()).workers
@@ -475,7 +477,7 @@ class TrackerFeed:
             },
         )
 
-    def _mark(self, number: int, one: Incident) -> _IncidentMark:
+    def _mark(self, number: int, one: Incident, again_s: float | None) -> _IncidentMark:
         at = one.from_step if one.resumed_step is None else one.resumed_step
         words = "; ".join(filter(None, (one.what or one.kind, one.return_words())))
         return _IncidentMark(
@@ -483,7 +485,7 @@ class TrackerFeed:
             step=at or 0,
             t=one.detected_t if one.back_t is None else one.back_t,
             words=words,
-            cost_s=one.cost_s(self._so_far.split().workers.again_s) or 0.0,
+            cost_s=one.cost_s(again_s) or 0.0,
         )
 
     def _note_kept(self, now_s: float, *, is_last: bool) -> None:

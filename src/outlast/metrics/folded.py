@@ -198,8 +198,10 @@ class JobFold:
             act = _ACTS.get(event.event)
             if act is not None:
                 act(self, event)
-        for incident in self.so_far.over():
-            self._over(incident)
+        if over := self.so_far.over():
+            again_s = self.so_far.split().workers.again_s
+            for incident in over:
+                self._over(incident, again_s)
 
     def _hear_of(self, node: str) -> None:
         if len(self._nodes) < MOST_NODES:
@@ -361,7 +363,7 @@ class JobFold:
     def _let_in(self, event: Event) -> None:
         self.left_out.pop(event.node, None)
 
-    def _over(self, incident: Incident) -> None:
+    def _over(self, incident: Incident, again_s: float | None) -> None:
         reason = bounded(incident.kind, INCIDENTS)
         lost_steps = incident.lost_steps or 0
         self._tally.add("outlast_incidents", 1, reason)
@@ -370,7 +372,7 @@ class JobFold:
             return
         seconds = max(incident.back_t - incident.began_t, 0.0)
         self._tally.observe("outlast_recovery_seconds", seconds, reason)
-        cost_s = incident.cost_s(self.so_far.split().workers.again_s)
+        cost_s = incident.cost_s(again_s)
         self._tally.add("outlast_lost_seconds", cost_s or 0.0, reason)
 
 

@@ -131,9 +131,11 @@ class NewsFold:
     def beyond(self, told: NewsMarks, now: float) -> list[News]:
         """What has not been told, at wall-clock time ``now``."""
         news = list(self._other[told.other :])
-        for number, one in enumerate(self._fold.so_far.incidents(told.over), told.over):
+        incidents = self._fold.so_far.incidents(told.over)
+        again_s = self._fold.so_far.split().workers.again_s if incidents else None
+        for number, one in enumerate(incidents, told.over):
             if one.closed:
-                news.append(self._over(number, one))
+                news.append(self._over(number, one, again_s))
                 continue
             if number >= told.began:
                 what = one.what or one.kind
@@ -145,11 +147,11 @@ class NewsFold:
                 news.append(_news("stands", number, CRITICAL, what))
         return sorted(news, key=lambda one: one.is_end)
 
-    def _over(self, number: int, one: Incident) -> News:
+    def _over(self, number: int, one: Incident, again_s: float | None) -> News:
         if one.back_t is None:
             return _news("over", number, INFO, one.what or one.kind, "over, nothing was lost")
         words = f"{_where(one)}{one.return_words()}"
-        lost = one.cost(self._fold.so_far.split().workers.again_s)
+        lost = one.cost(again_s)
         held_s = 0.0 if lost is None else lost.held_s
         cost = f"cost: {units.seconds(0.0 if lost is None else lost.total_s)}"
         if self._num_machines > 1:

@@ -455,8 +455,7 @@ class Coordinator:
         if short is not None:
             self._tell([node for node in form.members if node in knows], short)
         self._tell([node for node in form.members if node not in knows], go)
-        for node in aside:
-            self._tell([node], self._no_place(node))
+        self._tell_those_who_wait()
         self._last_go, self._knows = go, set(form.members)
         self._fingerprint = fingerprint(go)
 
@@ -490,7 +489,8 @@ class Coordinator:
         return ()
 
     def _tell_those_who_wait(self) -> None:
-        for node in self._admitted.keys() - set(self.roster.members):
+        inside = set(self.roster.members)
+        for node in [one for one in self._admitted if one not in inside]:
             self._tell([node], self._no_place(node))
 
     def _waits(self, words: str) -> Waits:
