@@ -8,7 +8,7 @@ import os
 import signal
 import time
 
-from floor import TRAIN, Job, until
+from floor import SCRIPTS, TRAIN, Job, until
 
 from outlast.drill.metadata_server import AwsMetadataServer
 from outlast.ledger.file import read_events
@@ -96,6 +96,17 @@ def test_signals_that_do_not_stop_change_nothing(floor, tmp_path):
     assert [rank.wait() for rank in ranks] == [75, 75], ranks[0].text
     assert last_steps(job, 0) == [job.newest()] * RANKS
     assert len(job.events("drained")) == 1
+
+
+def test_a_drain_that_another_rank_breaks_off_is_told(floor, tmp_path):
+    job = Job(tmp_path / "job", RANKS)
+    ranks = floor.ranks(RANKS, SCRIPTS / "leaves.py", "first", env=job.env)
+    assert [rank.wait() for rank in ranks] == [75, 75], ranks[0].text
+    assert "while the job was leaving" in ranks[0].err
+    (drained,) = job.events("drained")
+    assert drained["committed"] is False
+    lost = drained["step"]  # the one in hand counts: its backward has run
+    assert f"step {lost} could not be committed (RuntimeError came first)" in ranks[0].err
 
 
 def test_the_metadata_service_gives_notice_to_outlast_run(floor, rng, tmp_path):

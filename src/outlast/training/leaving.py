@@ -212,11 +212,13 @@ class WayOut:
         self.snapshots.unsaved.is_ending = True
         left_s = self.seconds_for_saving(COMMIT_TIMEOUT_S)
         written = None
-        if action.info.get("choice") != "keep":
-            tiers = action.info.get("tiers")
-            written = saving.commit(step, "drain", left_s, tiers=tiers)
-        is_committed = self._engine.committed_step == step
-        self.books.drained(step, is_committed)
+        try:
+            if action.info.get("choice") != "keep":
+                tiers = action.info.get("tiers")
+                written = saving.commit(step, "drain", left_s, tiers=tiers)
+        finally:  # also where another rank is gone
+            is_committed = self._engine.committed_step == step
+            self.books.drained(step, is_committed)
         if action.info.get("interrupt"):
             return self._interrupted(step, is_committed)
         self._signals.deafen()
@@ -226,6 +228,16 @@ class WayOut:
             if written is not None and written.error:
                 return Leave(int(Exit.STORAGE))
         return Leave(int(Exit.DRAINED))
+
+    def broken(self, step: int) -> None:
+        """An exception ends the session behind ``step`` while the job leaves.
+
+        Mostly another rank has left a moment before this one. What is in flight has its time, and
+        the drain's end is written down, if nobody else has done so.
+        """
+        if self.claim():
+            self._engine.wait_for_writing(self.seconds_for_saving(OTHERS_S))
+            self.books.drained(step, 0 < step == self._engine.committed_step)
 
     def _interrupted(self, step: int, is_committed: bool) -> KeyboardInterrupt:
         if is_committed and self.books.link.rank == 0:
@@ -331,7 +343,8 @@ class WayOut:
 
     def _give_up(self, action: Action) -> None:
         # What is on its way needs nothing from the training thread any more, only time.
-        self._engine.wait_for_writing(self.seconds_for_saving(0.0))
+        if self._end_s is not None:
+            self._engine.wait_for_writing(self.seconds_for_saving(COMMIT_TIMEOUT_S))
         why = str(action.info.get("why") if action.kind == "leave" else "")
         self._leave(why or "the step did not end in time")
 

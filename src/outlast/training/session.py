@@ -266,7 +266,9 @@ class Session:
         code = exit_code_of(error)
         if error is not None:
             over.explains(error)  # waits for the agent's word, on which it depends what is done
-        if isinstance(error, Exception) and self._on.leaving.is_known and code != Exit.STORAGE:
+        is_left = self._on.leaving.is_known and code != Exit.STORAGE
+        is_left = is_left and isinstance(error, Exception)
+        if is_left:
             say(f"ended by {type(error).__name__} while the job was leaving: {error}")
             code = int(Exit.DRAINED)
         # An exception leaves at once: other ranks may be gone, and the older commit stands.
@@ -287,6 +289,8 @@ class Session:
             if self._passage is not None:
                 self._passage.close()
             self._position.close()
+            if is_left:
+                self._on.leaving.broken(self.step)
             timeout_s = self._on.leaving.seconds_for_saving(COMMIT_TIMEOUT_S if ended else OTHERS_S)
             is_cut_off = over.is_over and not self._has_parted
             if is_cut_off or code == Exit.ROLLED_BACK:  # what is in memory stays there

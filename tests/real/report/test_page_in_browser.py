@@ -15,6 +15,9 @@ from report_story import PRICES, START_T, large_job, story, write_stories, write
 SEEN = [(1100, "light"), (1100, "dark"), (390, "light"), (390, "dark")]
 MOST_BYTES = 300_000
 MOST_SHEETS = 15  # with every table and all evidence open
+# A path of a job that is somewhere else, at the end of whatever is written below one another.
+LONG_PATH = """for (const one of document.querySelectorAll('p, dd, summary, main li'))
+  one.append(' ' + '/x'.repeat(60))"""
 pytestmark = pytest.mark.skipif(
     chromium() is None or axe_path() is None,
     reason="Chromium (apt install chromium) or axe-core (make test installs it) is not here",
@@ -50,6 +53,9 @@ def look(browser, url, *, host=""):
         assert wide <= width, f"it is {wide} px wide in {width} px"
         bad = [one for one in browser.violations() if one.impact in ("serious", "critical")]
         assert not bad, (width, scheme)
+        browser.run(LONG_PATH)
+        wide = browser.run("document.documentElement.scrollWidth")
+        assert wide <= width, f"with a long path it is {wide} px wide in {width} px"
     browser.open(url)
     assert not browser.unreached_by_keyboard()
     assert not browser.errors

@@ -3,11 +3,14 @@
 Ranks accumulate gradients of their own over four batches, then sum them. WAY says how a loop of
 twelve steps is left: ``end`` (not at all), ``alike`` (all ranks break in step 6, in the midst of
 the four), ``apart`` (rank 1 breaks earlier, and nothing is summed), ``gone`` (rank 1 fails),
-``waits`` (steps last until a signal comes), ``hangs`` (a step that does not end).
+``waits`` (steps last until a signal comes), ``hangs`` (a step that does not end), ``first``
+(rank 1 has notice, and is gone before the step that all agreed on ends).
 """
 
 import os
+import signal
 import sys
+import threading
 import time
 
 import torch
@@ -39,6 +42,14 @@ with outlast.session(model=model, optimizer=optimizer, every="1 h") as session:
             break
         if way == "gone" and rank == 1 and session.step + 1 == 4:
             raise ValueError("one rank fails")
+        if way == "first" and session.step + 1 == 6:
+            if rank == 1:
+                os.kill(os.getpid(), signal.SIGTERM)
+            while "outlast-leaving" not in [one.name for one in threading.enumerate()]:
+                time.sleep(0.01)
+            if rank == 1:
+                os._exit(75)
+            dist.barrier()
         if way == "waits":
             time.sleep(0.05)
         while way == "hangs":
