@@ -84,13 +84,14 @@ system-packages: | $(VENV)/bin/python
 # milliseconds, or look at the whole machine. Those of Slurm mostly wait for its clock, and have all
 # of the other tests' time for that; what they say comes behind it. Real processes wait for each
 # other half of their time, so there are more of these tests at once than cores. Of those that run
-# real processes, up to five that failed are run once more, alone. PYTEST_ARGS may choose tests that
-# not all have. What pytest has compiled is kept, even where Python was told to keep nothing: each
-# process would compile all of it again.
+# real processes, and of the unit tests that have threads and sockets, up to five that failed are run
+# once more, alone. PYTEST_ARGS may choose tests that not all have. What pytest has compiled is kept,
+# even where Python was told to keep nothing: each process would compile all of it again.
 TEST_PROCESSES ?= 2
 REAL_PROCESSES ?= 4
 REAL := $(BIN)/python tests/second_chance.py
-UNIT := $(BIN)/python -m pytest tests/unit -n $(TEST_PROCESSES) --dist loadfile
+UNIT_TESTS := tests/unit -n $(TEST_PROCESSES) --dist loadfile
+UNIT := $(BIN)/python -m pytest $(UNIT_TESTS)
 CHOSEN := $(if $(strip $(PYTEST_ARGS)),|| [ $$? -eq 5 ])
 test test-all test-beside test-unit test-slurm unit check: export PYTHONDONTWRITEBYTECODE =
 test:
@@ -119,7 +120,7 @@ test-beside: test-unit
 	$(REAL) tests/real -m "not alone" --ignore tests/real/slurm -n $(REAL_PROCESSES) --dist worksteal $(PYTEST_ARGS) $(CHOSEN)
 
 test-unit:
-	$(UNIT) $(PYTEST_ARGS) $(CHOSEN)
+	$(REAL) $(UNIT_TESTS) $(PYTEST_ARGS) $(CHOSEN)
 
 test-slurm:
 	@{ $(REAL) tests/real/slurm -n 0 $(PYTEST_ARGS) $(CHOSEN); } >$(VENV)/slurm.txt 2>&1; \
