@@ -50,6 +50,7 @@ class PublicScript(NamedTuple):
         without_gpu: what else it takes to run without a GPU.
         needs: of PyPI, besides torch.
         data: (repository, file, to) of what it reads.
+        imports_own: whether it imports what lies where it runs, from a directory below.
     """
 
     repository: str
@@ -61,6 +62,7 @@ class PublicScript(NamedTuple):
     without_gpu: tuple[Edit, ...] = ()
     needs: tuple[str, ...] = ()
     data: tuple[tuple[str, str, str], ...] = ()
+    imports_own: bool = False
 
 
 SCRIPTS: dict[str, PublicScript] = {
@@ -112,6 +114,7 @@ SCRIPTS: dict[str, PublicScript] = {
             ),
             Edit("mingpt/trainer.py", 107, 3, ()),
         ),
+        imports_own=True,
     ),
     "nanoGPT": PublicScript(
         "karpathy/nanoGPT",
@@ -259,7 +262,8 @@ def main() -> None:
         needs = f"pip install {' '.join(script.needs)}; " if script.needs else ""
         prepare = f"python {PREPARE[name]}; " if name in PREPARE else ""
         command = " ".join(script.command)
-        print(f"cd {place}; {needs}{prepare}outlast drill -- {command}")
+        finds = "PYTHONPATH=$PWD " if script.imports_own else ""
+        print(f"cd {place}; {needs}{prepare}{finds}outlast drill -- {command}")
 
 
 if __name__ == "__main__":
