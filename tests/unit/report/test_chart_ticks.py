@@ -2,9 +2,10 @@
 
 import itertools
 
+import msgspec
 import pytest
 
-from outlast.report.chart import WIDTH, Chart, Curve, Mark, _box, decades
+from outlast.report.chart import WIDTH, Chart, Curve, Mark, _box, decades, svg
 
 
 def chart(low, high, rounds=decades, words="{:g}/h".format):
@@ -69,3 +70,12 @@ def test_words_at_a_mark_hide_no_curve_and_no_other_words(at):
     (left, top, right, bottom), (left_2, top_2, right_2, bottom_2) = boxes
     beside = right < left_2 or right_2 < left
     assert beside or abs(bottom - bottom_2) >= 14, (top, top_2)
+
+
+def test_one_curve_is_named_by_the_title_alone():
+    named = msgspec.structs.replace(chart(1, 2), title="how much memory there is")
+    alone = msgspec.structs.replace(
+        named, curves=[Curve(named.title, [(1.0, 1.0), (2.0, 2.0)], "solid")]
+    )
+    assert svg([alone], title="p").count(named.title) == 1
+    assert ">one</text>" in svg([named], title="p")
