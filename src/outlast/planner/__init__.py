@@ -8,6 +8,7 @@
 ``backup``       workers that nobody waits for, and redundancy in the data
 ``pipelines``    checkpoints, templates and layouts on a fleet that comes and goes
 ``redundancy``   pipelines whose machines hold their successors' stages
+``fleet_modes``  all of these beside one another for one job; when local updates pay
 ``traces``       recordings of spot fleets, failures and lifetimes, read
 ``draws``        failures drawn from a law; the law that recorded times are most likely under
 ``job``          one run of a job, checkpoint by checkpoint, with the runtime's decisions
