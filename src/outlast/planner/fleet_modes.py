@@ -304,7 +304,10 @@ def replayed(job: FleetJob, scenario: Scenario, replications: int) -> list[ModeR
         replications: how many.
     """
     per_h = scenario.known_per_h
-    stories = [tell(scenario, number) for number in range(replications)]
+    # With steps it is no simple scenario: losses are told with the machine that is lost.
+    stepping = msgspec.structs.replace(scenario.setup, step_s=job.link.step_s)
+    told = msgspec.structs.replace(scenario, setup=stepping)
+    stories = [tell(told, number) for number in range(replications)]
     rows = []
     for mode in FLEET_MODES:
         first = row(job, mode, per_h)

@@ -40,18 +40,16 @@ def by_mode(rows):
 
 @pytest.mark.parametrize(
     ("replicas", "per_h", "replace_h"),
-    [(8, 0.5, 0.2), (16, 2.0, 0.1), *([(8, 0.05, 0.0), (24, 1.0, 0.5)] if ALL else [])],
+    [(8, 1.0, 1.0), (16, 2.0, 0.0), *([(8, 0.05, 0.0), (24, 1.0, 0.5)] if ALL else [])],
 )
 def test_the_closed_forms_are_what_the_simulator_finds(replicas, per_h, replace_h):
     job = fleet_job(replicas, replace_h=replace_h)
     setup = JobSetup(machines=replicas, horizon_s=3600 * 60 / per_h)
-    drawn = Scenario(
-        setup=setup, failures_per_h=per_h, replace_s=max(replace_h * 3600, 1e-3), seed=3
-    )
+    drawn = Scenario(setup=setup, failures_per_h=per_h, replace_s=replace_h * 3600, seed=3)
     formulas, found = compared(job, per_h), replayed(job, drawn, 6)
     for one, other in zip(formulas, found, strict=True):
-        assert one.kept_share == pytest.approx(other.kept_share, abs=0.03), one.mode
-        assert one.goodput == pytest.approx(other.goodput, abs=0.03), one.mode
+        assert one.kept_share == pytest.approx(other.kept_share, abs=0.02), one.mode
+        assert one.goodput == pytest.approx(other.goodput, abs=0.02), one.mode
 
 
 @examples(40)

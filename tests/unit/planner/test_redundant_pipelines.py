@@ -48,6 +48,9 @@ def test_two_neighbours_lose_a_stage():
     gone = (FleetEvent(76.0, "remove", 2), FleetEvent(76.2, "remove", 1))
     out = simulate_redundant(JOB, story(*gone))
     assert (out.losses, out.restarts) == (2, 1)
+    # Nor can one that does two stages take a third.
+    third = (FleetEvent(76.0, "remove", 2), FleetEvent(76.2, "remove", 3))
+    assert simulate_redundant(JOB, story(*third)).restarts == 1
     apart = (FleetEvent(76.0, "remove", 2), FleetEvent(76.2, "remove", 6))
     assert simulate_redundant(JOB, story(*apart)).restarts == 0
 

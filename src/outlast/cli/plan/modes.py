@@ -321,13 +321,12 @@ def _pays(job: FleetJob, rows: list[ModeRow], other: FleetMode, found: tuple[flo
     """When local updates pay, in one sentence."""
     below_bits, above_per_h = found
     here = _row(rows, "local").goodput > _row(rows, other).goodput
-    at_rate = "at this rate of failures "
     if below_bits == 0:
-        link = f"{at_rate}at no bandwidth"
+        link = "at no bandwidth"
     elif math.isinf(below_bits):
-        link = f"{at_rate}at any bandwidth"
+        link = "at any bandwidth"
     else:
-        link = f"{at_rate}below {_link(below_bits)}"
+        link = f"below {_link(below_bits)}"
     if above_per_h == 0:
         rate = "at any rate of failures"
     elif math.isinf(above_per_h):
@@ -335,8 +334,8 @@ def _pays(job: FleetJob, rows: list[ModeRow], other: FleetMode, found: tuple[flo
     else:
         rate = f"above {figure(above_per_h)} failures per hour (one in {span(1 / above_per_h)})"
     return (
-        f"Local updates {'pay' if here else 'do not pay'} over {other} here: they do {link}, and "
-        f"on this link of {_link(job.bits_per_s)} {rate}."
+        f"Local updates {'pay' if here else 'do not pay'} over {other} here: at this rate of "
+        f"failures they pay {link}, and on this link of {_link(job.bits_per_s)} {rate}."
     )
 
 
