@@ -66,6 +66,7 @@ REDUNDANT_WORK: Final = 0.65
 PUBLISHED_WORTH: Final = (2.49 / 2.50) ** (1 / 0.1315)
 RATE_LEAST, RATE_MOST = 1e-9, 1e4  # per hour, between which a break-even is looked for
 _HALVINGS: Final = 80
+_FINER: Final = 3  # grids, each between two points of the one before
 
 
 class FleetJob(msgspec.Struct, frozen=True, kw_only=True):
@@ -240,13 +241,17 @@ def compared(job: FleetJob, per_h: float) -> list[ModeRow]:
 
 def pays_below(job: FleetJob, local: FleetMode, other: FleetMode, per_h: float) -> float:
     """Bits per second below which one mode does more than another; 0 for none, inf for any."""
-    grid = np.geomspace(PAPER_BITS_PER_S[0] / 1e3, PAPER_BITS_PER_S[-1] * 1e2, 400)
-    ahead = _goodputs(job, local, per_h, grid) > _goodputs(job, other, per_h, grid)
-    if ahead.all():
-        return math.inf
-    if not ahead.any():
-        return 0.0
-    return float(grid[len(grid) - 1 - int(np.argmax(ahead[::-1]))])
+    low, high = float(PAPER_BITS_PER_S[0]) / 1e3, float(PAPER_BITS_PER_S[-1]) * 1e2
+    for _ in range(_FINER):
+        grid = np.geomspace(low, high, 100)
+        ahead = _goodputs(job, local, per_h, grid) > _goodputs(job, other, per_h, grid)
+        if ahead[-1]:
+            return math.inf
+        if not ahead.any():
+            return 0.0
+        last = len(grid) - 1 - int(np.argmax(ahead[::-1]))
+        low, high = float(grid[last]), float(grid[last + 1])
+    return low
 
 
 def _goodputs(job: FleetJob, mode: FleetMode, per_h: float, bits_per_s: Bandwidths) -> Bandwidths:

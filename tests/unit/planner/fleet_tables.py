@@ -352,8 +352,14 @@ def on_the_page():
 
 
 def write_page():
-    text = _BLOCK.sub(lambda match: f"{match[1]}{TABLES[match[2]]()}\n{match[4]}", PAGE.read_text())
-    PAGE.write_text(text)
+    """Write all tables; that of a recording stays where the recording is not here."""
+
+    def block(match):
+        if match[2] == "parcae" and not P3.is_file():
+            return match[0]
+        return f"{match[1]}{TABLES[match[2]]()}\n{match[4]}"
+
+    PAGE.write_text(_BLOCK.sub(block, PAGE.read_text()))
 
 
 if __name__ == "__main__":
