@@ -30,6 +30,10 @@ CASES = {
         *("-m", "outlast", "plan", "spot", "--rate", "2/h", "--checkpoint", "3min"),
         *("--spot", "0.7", "--on-demand", "1"),
     ),
+    "outlast plan modes": (
+        *("-m", "outlast", "plan", "modes", "--params", "1B", "--step", "1s"),
+        *("--link", "10Gbit/s", "--replicas", "8", "--rate", "0.5/h", "--checkpoint", "20s"),
+    ),
     "outlast plan deadline": (
         *("-m", "outlast", "plan", "deadline", "--work", "48h", "--deadline", "70h"),
         *("--rate", "0.2/h", "--away", "1h", "--spot", "0.3", "--on-demand", "1"),

@@ -81,7 +81,7 @@ _PARTS: Final = {
             multiple=True,
         ),
         flag("--machines", GPUS, "That can be lost; a fleet's trace brings its own."),
-        flag("--mode", click.STRING, "rigid, restart, elastic, peer, local.", "rigid"),
+        flag("--mode", click.STRING, "rigid, restart, elastic, replicas, peer, local.", "rigid"),
         flag("--law", click.STRING, f"How failures come: {LAWS}.", "constant"),
         flag("--replace", DURATION, "Until a lost machine's successor."),
         flag("--spares", COUNT0, "Machines that stand by.", 0, show_default=False),

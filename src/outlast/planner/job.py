@@ -34,13 +34,14 @@ from outlast.policy.failures import Failure
 from outlast.policy.restart import RestartPolicy
 from outlast.policy.tier_cadence import Cost, Scope, TierCadence, TierStop
 
-Mode = Literal["rigid", "restart", "elastic", "peer", "local"]
+Mode = Literal["rigid", "restart", "elastic", "replicas", "peer", "local"]
 MODES: Final[tuple[Mode, ...]] = get_args(Mode)
 MODE_WORDS: Final[dict[Mode, str]] = {
     "rigid": "waits for all its machines, and goes on from a checkpoint",
     "restart": "goes on with the machines that are left, from a checkpoint",
     "peer": "goes on with those that are left, from snapshots in other machines' memory",
     "elastic": "goes on with what survivors have, at the step that was lost",
+    "replicas": "goes on at the step that was lost: every machine that is left has all of it",
     "local": "trains in islands between syncs; one that goes loses its own work alone",
 }
 Phase = Literal["training", "saving", "flushing", "regrouping", "detecting", "waiting", "restoring"]
@@ -497,10 +498,11 @@ class JobRun:
     def _survivors_have_it(self) -> bool:
         """What the runtime decides from the offers of those that are left."""
         left = self._here - self._gone
-        if self.setup.mode not in ("elastic", "local") or not self._is_held or not left:
+        holding = ("elastic", "replicas", "local")
+        if self.setup.mode not in holding or not self._is_held or not left:
             return False
-        if self.setup.mode == "local":
-            return True  # each island has all of it
+        if self.setup.mode != "elastic":
+            return True  # each of them has all of it
         world, step = self.setup.machines, self._step
         held: dict[str, list[int]] = {}
         for node, keepers in self._home.items():

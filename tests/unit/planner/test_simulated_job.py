@@ -140,6 +140,16 @@ def test_survivors_go_on_where_they_are_if_they_have_everything():
     assert run(twice, NEVER, **how).parts["replayed"] < 2.0
 
 
+def test_replicas_have_everything_whoever_is_lost():
+    how = {"mode": "replicas", "work_s": 400.0, "rejoin_s": 0.5, "detect_s": 1.0}
+    pair = run([MachineLoss(250.3, (0, 2), "reset", back_s=1000.0)], NEVER, **how)
+    assert pair.parts["replayed"] < 1.0
+    assert (pair.parts["restarting"], pair.parts["detecting"]) == (0.5, 1.0)
+    # With nobody left there is nothing but the checkpoint: here, none.
+    everybody = run([MachineLoss(250.3, (0, 1, 2, 3), "reset", back_s=10.0)], NEVER, **how)
+    assert everybody.parts["replayed"] == pytest.approx(250.3)
+
+
 def test_an_island_that_goes_loses_its_own_work_alone():
     # H = 500 steps of 1 s, one of 8: 500 / 2 / 8 = 31 fleet-seconds (FACTS, local updates).
     loss = MachineLoss(2000.0, (3,), "reset", back_s=math.inf)

@@ -121,7 +121,7 @@ def overview(
         say(
             f"kept in {kept}: the job enters it in its ledger at its start, outlast report compares"
         )
-    say("Next: outlast plan zones or deadline, or simulate; each has --help")
+    say("Next: outlast plan zones, modes or deadline, or simulate; each has --help")
 
 
 def _inputs(

@@ -33,6 +33,7 @@ from outlast.cli.plan.answer import (
     table,
 )
 from outlast.cli.plan.interval import INTERVAL
+from outlast.cli.plan.modes import MODES
 from outlast.cli.plan.spot import DEADLINE, SPOT
 from outlast.cli.quantities import (
     BANDWIDTH,
@@ -688,5 +689,6 @@ QUESTIONS: Final = {
             flag("--pause", DURATION, "From copies.", "1s"),
         ],
     ),
+    "modes": MODES,
     "deadline": DEADLINE,
 }
