@@ -51,6 +51,7 @@ from outlast.script.initial import Initial
 from outlast.script.objects import Objects, StepsHeard, hook, refuse_misspelt, refuse_unnamed
 from outlast.script.unnamed import Transient, Unnamed
 from outlast.training.afresh import held, read
+from outlast.training.each_step import refuse_unusable
 from outlast.training.footing import Footing
 from outlast.training.leaving import OTHERS_S, Hearing, LoopPosition
 from outlast.training.passage import FROM_NOTHING, Home, Passage
@@ -620,6 +621,7 @@ class Session:
         while actions := self._on.snapshots.begun.boundary(self.step):
             self._act(actions)
         over.raise_if_over()
+        self._on.each_step.keep(self.step)
         # After what was due here: a save that has just begun must not hold up the one asked for.
         due = self._on.snapshots.due(self.step)
         if due is not None:
@@ -788,4 +790,6 @@ def session(
         objects = Objects(named)
         initial = Initial(objects, init_from, init_except)
         pulse.watch_model(objects.model)
-        return Session(checked(config.load(arguments)), objects, initial, keep_new)
+        settings = checked(config.load(arguments))
+        refuse_unusable(settings)
+        return Session(settings, objects, initial, keep_new)
