@@ -82,26 +82,37 @@ class EachStep:
         self._leads_machine = link.rank == local.start
         machines = -(-link.world_size // max(len(local), 1))
         self._num_copies = num_replicas(settings.peer_replicas, machines)
-        self._newest = 0
+        self._newest: int | None = None  # the step that was kept last; survivors begin with theirs
         self._missed = 0  # the first step of those that were not kept; 0 while they are
         self._bytes = 0
         self._costs_s: list[float] = []
         self._since_s = 0.0
         self._tell_at = FIRST_STEPS
 
+    def begin(self, step: int, *, others_live: bool) -> None:
+        """An attempt goes on from ``step``; told by each worker that has just come into it.
+
+        Who reads it back has it in no memory of this attempt: it is kept before the first step. Not
+        where others live on, of whom some may be in the midst of the next step.
+        """
+        self._newest = step if others_live else 0
+
     def keep(self, step: int) -> None:
-        """At a boundary: have ``step`` kept; it was completed, or is what an attempt begins with.
+        """At a boundary: have ``step`` kept, if it is a new one.
 
         Raises:
             AttemptOver: the attempt is over meanwhile.
         """
-        if not self._is_on or step in (0, self._newest):
-            return
+        is_new = self._newest is not None and step not in (0, self._newest)
         self._newest = step
+        if not (self._is_on and is_new):
+            return
         start_s = time.monotonic()
+        self._engine.count_from(step)
         try:
             kept = self._try(step)
         finally:
+            self._engine.count_from(step + 1)
             took_s = time.monotonic() - start_s
             self._books.samples.stalled(took_s)
         self._note(step, kept)

@@ -68,6 +68,7 @@ DIED: Final = "the keeper died before the commit; the older checkpoint stands"
 ENDED: Final = "the attempt ended before the commit; the older checkpoint stands"
 ROOM_S: Final = 2.0  # that a rank waits for word of the save before
 NOT_KEPT: Final = "this machine has no room to keep a snapshot while the next is taken"
+NUMBERS_OF_A_STEP: Final = 16  # more than a step is tried to be saved
 LOOK_S: Final = 0.1  # whether the attempt is over, while a step is being kept
 HEAD_BYTES: Final = 1 << 20  # room for a file's header when memory is reserved ahead
 
@@ -387,6 +388,14 @@ class Engine:
             self._remembered.let_go()
             self._absent(flight, f"{type(error).__name__}: {error}")
             raise
+
+    def count_from(self, step: int) -> None:
+        """Number the saves from here on by the step, so that all ranks count alike at each.
+
+        One that has taken a step's snapshot once more than others, or not at all, would otherwise
+        be beside them for ever.
+        """
+        self._serial = max(self._serial, step * NUMBERS_OF_A_STEP)
 
     def refuse(self, step: int, reason: str, *, each_step: bool = False) -> None:
         """This rank cannot take part in a save that all have agreed on."""

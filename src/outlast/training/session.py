@@ -226,6 +226,7 @@ class Session:
         self.step = self._saving.take_over(own_of, saved_by, self._on.link, self._on.streams)
         self.resumed = True
         others_go_on = regained is not None or self._on.sources.others_live
+        self._on.each_step.begin(self.step, others_live=others_go_on)
         if self._passage is not None:
             self._passage.met(self._on, own_of, saved_by)
             self._void_steps.apart = self._passage.apart if others_go_on else None
@@ -242,6 +243,7 @@ class Session:
     def _begin(self) -> None:
         """The job has no checkpoint of its own that is new enough."""
         self.step = self.begins_at
+        self._on.each_step.begin(0, others_live=False)
         if self._initial.paths:
             origins = self._initial.start(self._on.link)
             self._saving.origins = [msgspec.to_builtins(one) for one in origins]
@@ -558,6 +560,7 @@ class Session:
 
     def _arrive(self, step: int) -> None:
         self.step = step
+        self._on.each_step.begin(step, others_live=True)
         self._at_boundary = self._passage is None or not self._passage.is_in_hand
         self._gradients.forget(step)
         self._gradients.restore()

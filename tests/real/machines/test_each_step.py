@@ -28,12 +28,19 @@ class DividedJob(ElasticJob):
     """A job that needs all of its three machines."""
 
     def __init__(self, hosts, directory, options=(), env=()):
-        more = {"env": {**ENV, **dict(env)}, "options": ("--every", "1000 steps", *options)}
+        self.env, self._may_lose = {**ENV, **dict(env)}, False
+        more = {"env": self.env, "options": ("--every", "1000 steps", *options)}
         super().__init__(hosts, directory, script=SCRIPT, pause_s=0.01, num_least=3, **more)
+
+    def finish(self, *hosts, lost_some=False):
+        """End it, and compare all; with ``lost_some`` steps may have been made again."""
+        self._may_lose = lost_some
+        super().finish(*hosts)
 
     def compare(self, num_finished, last):
         """Nothing was lost but the step in the making, and all is that of an undisturbed run."""
-        self.compare_lost()
+        if not self._may_lose:
+            self.compare_lost()
         calm = Job(self.job.directory.with_name("calm"), num_finished)
         asked = (calm.records, last, *self.options)
         for rank in self._floor.ranks(num_finished, self.script, *asked, env=calm.env):
@@ -94,6 +101,38 @@ def test_machines_and_workers_are_killed_and_no_completed_step_is_made_again(
     assert len(job.attempts()) > len(kinds)
     job.until_trained(*job.hosts, steps=25)
     job.finish(*job.hosts)
-    assert not job.job.events("not_kept")
+    why = [event["reason"] for event in job.job.events("not_kept")]
+    assert all("died" in one or "lost" in one for one in why), why  # in the midst of a step's end
     (told,) = {event["copies"] for event in job.job.events("each_step")}
     assert told == 1
+
+
+def test_copies_that_are_late_are_waited_for_said_and_never_for_ever(machines, tmp_path):
+    """One machine sends slowly: its steps have no copy, and what all hold is written over by none.
+
+    It is that machine's keeper that says so, not that of rank 0, and of each step anew.
+    """
+    job = DividedJob(machines(3), tmp_path, ("--width", 24_000), {"LATE_S": "0.6"})
+    *quick, slow = job.hosts
+    job.start(*quick)
+    job.start(slow, env={**job.env, "OUTLAST_PEER_RATE": "1 MB/s"})
+    job.until_trained(*job.hosts, steps=6)
+    late = [event for event in job.job.events("not_kept") if event.node == slow.name]
+    assert len({event["step"] for event in late}) > 1, late
+    assert all("has not arrived" in event["reason"] for event in late)
+    assert {event.node for event in job.job.events("not_kept")} == {slow.name}
+    assert "is not kept" in job.agents[slow.name].text
+    # Another one is lost: of that there is a copy of each step, and the slow one has its own.
+    KillMachine(quick[0].machine).inject()
+    job.start(quick[0])
+    job.until_trained(*job.hosts, steps=1)
+    job.compare_lost()
+    # The slow one itself: what was copied of it last is what all others still hold.
+    job.until_trained(*job.hosts, steps=3)
+    KillMachine(slow.machine).inject()
+    job.start(slow)
+    job.until_trained(*job.hosts, steps=3)
+    (*_, resumed) = job.job.events("resumed")
+    assert resumed["step"] > 0
+    assert set(resumed["source"].removeprefix("from ").split(", ")) <= MEMORY, resumed["source"]
+    job.finish(*job.hosts, lost_some=True)

@@ -2,10 +2,12 @@
 
 A line of RECORDS/steps-RANK.jsonl is a step that this rank has begun; the end, with a hash of this
 rank's part of everything, is RECORDS/final-RANK.json. ``--replicas 2`` makes two replica groups.
+LATE_S is how long a step waits for what keeps it: a test has not ten seconds for each.
 """
 
 import argparse
 import json
+import os
 import random
 import time
 from pathlib import Path
@@ -19,6 +21,9 @@ from torch.distributed.fsdp import fully_shard
 from train import Points, fingerprint, whose
 
 import outlast
+from outlast.training import each_step
+
+each_step.LATE_S = float(os.environ.get("LATE_S", each_step.LATE_S))
 
 
 class Local:
