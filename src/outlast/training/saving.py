@@ -506,7 +506,8 @@ class Saving:
         start = time.monotonic()
         over.raise_if_over()
         engine = self.snapshots.engine
-        if not engine.wait_for_room(timeout_s):
+        # A checkpoint of the same step may still be copied: it has to be whole, and told so, first.
+        if not engine.wait_for_copies(timeout_s) or not engine.wait_for_room(timeout_s):
             words = f"no memory was free for it within {timeout_s:.0f} s: {engine.why_not()}"
             engine.refuse(step, words, each_step=True)
             raise StorageError(words)
