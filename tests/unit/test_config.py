@@ -420,6 +420,15 @@ def test_a_file_or_a_command_alone_must_be_named(platform):
     assert settings.notice_platform == platform
 
 
+def test_each_step_needs_its_buffers():
+    few = {"checkpoint.each_step": True, "checkpoint.buffers": 2}
+    assert refusal(few) == (
+        "checkpoint.buffers is 2, and checkpoint.each_step needs 4: two versions of a snapshot, "
+        'one in the making, and one on its way to storage; write checkpoint.buffers = 4, or "auto"'
+    )
+    assert load({**few, "checkpoint.buffers": 4}, environ={}).checkpoint_each_step
+
+
 def test_a_home_directory_is_meant(monkeypatch):
     monkeypatch.setenv("HOME", "/home/me")
     assert load({"dir": "~/job"}, environ={}).dir == Path("/home/me/job")

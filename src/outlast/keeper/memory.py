@@ -631,12 +631,16 @@ class Holdings:
             for number, arena in self.books.arenas.items()
             if self.books.owners[number] in ranks and number not in in_use
         )
+        foreign = self._foreign_bytes(message, most)
         decision = admit(
             most * message.workers,
             wanted=message.buffers,
             useful=message.useful,
-            available_bytes=max(available_bytes() + ours - self._foreign_bytes(message, most), 0),
+            available_bytes=max(available_bytes() + ours - foreign, 0),
         )
+        if decision.words and foreign:
+            words = f"{decision.words} ({foreign / 2**30:.2f} GiB more are for others' copies)"
+            decision = msgspec.structs.replace(decision, words=words)
         self._admitted = (attempt, most, decision)
         return decision
 
