@@ -38,6 +38,9 @@ from outlast.units import reader
 
 FILE_NAME: Final = "outlast.toml"
 BUFFERS_MAX: Final = 8
+# Where each step is kept: two versions of a snapshot, one more that is being copied, and one of a
+# checkpoint that is on its way to storage.
+EACH_STEP_BUFFERS: Final = 4
 PLATFORMS: Final = (
     "auto",
     "aws",
@@ -126,6 +129,12 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     """exact, or bf16: the optimizer's moments at half their size.
 
     After that a resume is not bit-exact.
+    """
+
+    checkpoint_each_step: Annotated[bool, Setting(False, parse_bool)]
+    """Whether each completed step is kept in memory, here and on another machine, before the next.
+
+    A machine that is lost then costs no completed step; see ``training.each_step``.
     """
 
     notice_platform: Annotated[str, Setting("auto", parse_platform)]
@@ -642,9 +651,20 @@ def load(
         if unknown:
             raise ConfigError(_unknown(unknown[0], name))
     settings = Settings(**chosen, origin=came_from)
+    _require_buffers(settings)
     _require_command(settings)
     tiers, where = _tiers(sources, settings)
     return msgspec.structs.replace(settings, tiers=tiers, origin=came_from | {"tier": where})
+
+
+def _require_buffers(settings: Settings) -> None:
+    buffers, needed = settings.checkpoint_buffers, EACH_STEP_BUFFERS
+    if settings.checkpoint_each_step and buffers is not None and buffers < needed:
+        raise ConfigError(
+            f"checkpoint.buffers is {buffers}, and checkpoint.each_step needs {needed}: two "
+            "versions of a snapshot, one in the making, and one on its way to storage; write "
+            f'checkpoint.buffers = {needed}, or "auto"'
+        )
 
 
 def _require_command(settings: Settings) -> None:

@@ -74,6 +74,12 @@ CASES = {
     "checkpoint.buffers": ("1", "2", "0", lambda s: str(s.checkpoint_buffers)),
     "checkpoint.overhead": ("0.02", "0.03", "0.5", lambda s: f"{s.checkpoint_overhead:g}"),
     "checkpoint.optimizer_every": ("2", "3", "4", lambda s: str(s.checkpoint_optimizer_every)),
+    "checkpoint.each_step": (
+        "true",
+        "false",
+        "true",
+        lambda s: str(s.checkpoint_each_step).lower(),
+    ),
     "checkpoint.moments": ("bf16", "exact", "bf16", lambda s: s.checkpoint_moments),
     "notice.platform": ("aws", "none", "auto", lambda s: s.notice_platform),
     "notice.base_url": ("http://a", "http://b", "http://c", lambda s: s.notice_base_url),
@@ -414,6 +420,15 @@ def test_a_file_or_a_command_alone_must_be_named(platform):
     assert settings.notice_platform == platform
 
 
+def test_each_step_needs_its_buffers():
+    few = {"checkpoint.each_step": True, "checkpoint.buffers": 2}
+    assert refusal(few) == (
+        "checkpoint.buffers is 2, and checkpoint.each_step needs 4: two versions of a snapshot, "
+        'one in the making, and one on its way to storage; write checkpoint.buffers = 4, or "auto"'
+    )
+    assert load({**few, "checkpoint.buffers": 4}, environ={}).checkpoint_each_step
+
+
 def test_a_home_directory_is_meant(monkeypatch):
     monkeypatch.setenv("HOME", "/home/me")
     assert load({"dir": "~/job"}, environ={}).dir == Path("/home/me/job")
@@ -535,6 +550,7 @@ def test_rows_for_explain():
         "checkpoint.overhead": ("1%", "default"),
         "checkpoint.optimizer_every": ("1", "default"),
         "checkpoint.moments": ("exact", "default"),
+        "checkpoint.each_step": ("false", "default"),
         "notice.platform": ("auto", "default"),
         "notice.base_url": ("", "default"),
         "notice.poll": ("1 s", "default"),

@@ -97,14 +97,28 @@ class Client:
             raise
 
     def reserve(
-        self, num_bytes: int, buffers: int | None, workers: int, *, useful: int = 1
+        self,
+        num_bytes: int,
+        buffers: int | None,
+        workers: int,
+        *,
+        useful: int = 1,
+        versions: int = 1,
+        copies: int = 0,
     ) -> tuple[wire.Reserved, list[Arena]]:
         """Memory for snapshots.
 
         Raises:
             OSError: the keeper is gone, or does not answer.
         """
-        ask = wire.Reserve(num_bytes=num_bytes, buffers=buffers, useful=useful, workers=workers)
+        ask = wire.Reserve(
+            num_bytes=num_bytes,
+            buffers=buffers,
+            useful=useful,
+            workers=workers,
+            versions=versions,
+            copies=copies,
+        )
         answer, _, fds = self._ask_alone(ask, wire.Reserved, ANSWER_TIMEOUT_S)
         return answer, [Arena.seen(fd) for fd in fds]
 

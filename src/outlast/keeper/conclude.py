@@ -313,7 +313,9 @@ logger = logging.getLogger(__name__)
 PAUSES_S: Final = (0.2, 1.0)  # between tries to put the manifest
 REMOVED: Final = "the save was removed while this process was paused"
 MAX_PAST: Final = 64
-MAX_MANIFESTS: Final = 4  # of the newest of these: other machines may still ask for them
+# Of the newest of these: other machines may still ask for them. Where each step is kept there are
+# some each second, and a machine may be held up for a while.
+MAX_MANIFESTS: Final = 16
 LATE_S: Final = 5.0  # after which it is put on record that a save is held
 ALONE_S: Final = 30.0  # that one is held whose workers are gone
 ENDED: Final = "its attempt ended before the commit"
@@ -337,6 +339,8 @@ class Committed(msgspec.Struct, frozen=True, kw_only=True):
         tiers: where it is to go, None for everywhere.
         tier: where it lies already, "" if only in memory.
         by_us: whether this keeper put the manifest there.
+        each_step: it is one that training waits for.
+        held: of ``wire.SaveEnded``.
     """
 
     manifest: Manifest
@@ -345,6 +349,8 @@ class Committed(msgspec.Struct, frozen=True, kw_only=True):
     tiers: tuple[str, ...] | None
     tier: str
     by_us: bool
+    each_step: bool = False
+    held: int = 0
 
 
 def merge(
@@ -556,7 +562,9 @@ class Conclusions:
             raise ValueError(f"the ranks wrote {found} elements of {needed}")
         start_s = time.monotonic()
         manifest, data = self._manifest(save, save.parts)
-        if self._gate is None:
+        # What is kept of each step asks no storage: training would stand still where that stalls.
+        # It is no commit, and only ranks of one attempt that all still talk to each other make it.
+        if self._gate is None or save.each_step:
             self._put(save, manifest, data, start_s)
         else:
             self._hold(save, lambda: self._put(save, manifest, data, start_s))
@@ -566,6 +574,7 @@ class Conclusions:
         if storage is not None:
             put_manifest(storage, save.name, data)
         self._keep(save, data, tier)
+        save.held = min((part.held for part in save.parts.values()), default=0)
         timings = save.timings(start_s)
         num_bytes = num_bytes_of(manifest)
         num_files = sum(part.num_files for part in save.parts.values()) + 1
@@ -590,6 +599,7 @@ class Conclusions:
             num_bytes=num_bytes,
             num_files=num_files,
             timings=timings,
+            held=save.held,
         )
         self._decide(save, ended, data)
 
@@ -608,7 +618,10 @@ class Conclusions:
             logger.warning("step %d: %s was not written here: %s", save.step, MANIFEST, error)
         self._keep(save, data, tier)
         self._announce(save, manifest, data, tier, by_us=by_us)
-        self._decide(save, wire.SaveEnded(step=save.step, serial=save.serial, tier=tier), b"")
+        self._decide(save, self._ended_as(save, tier), b"")
+
+    def _ended_as(self, save: Save, tier: str) -> wire.SaveEnded:
+        return wire.SaveEnded(step=save.step, serial=save.serial, tier=tier, held=save.held)
 
     def _keep(self, save: Save, data: bytes, tier: str) -> bool:
         """The snapshot is readable in memory, as far as this machine has it; whether it is."""
@@ -645,6 +658,8 @@ class Conclusions:
                 tiers=save.tiers,
                 tier=tier,
                 by_us=by_us,
+                each_step=save.each_step,
+                held=save.held,
             )
         )
 

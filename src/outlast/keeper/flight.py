@@ -342,6 +342,8 @@ class Save:
         ended: how it ends, once that is known.
         manifest: what was committed, for the keepers of other machines.
         is_left: no later attempt waits for it any more; see ``conclude``.
+        each_step: training waits for it, and for its copies on other machines.
+        held: of ``wire.SaveEnded``, once rank 0's keeper has said so.
     """
 
     def __init__(self, name: SaveName, world_size: int, local: Collection[int]) -> None:
@@ -350,6 +352,8 @@ class Save:
         self.local = local
         self.world_size = world_size
         self.tiers: tuple[str, ...] | None = None
+        self.each_step = False
+        self.held = 0
         self.kind = FULL
         self.exact = True
         self.started_s = time.monotonic()
@@ -373,7 +377,7 @@ class Save:
         begin = one.begin
         if not self.ranks:
             self.tiers, self.kind, self.exact = begin.tiers, begin.kind, begin.exact
-            self.started_s = begin.started_s
+            self.started_s, self.each_step = begin.started_s, begin.each_step
         self.ranks[rank] = one
 
     @property
@@ -486,6 +490,7 @@ class RankOutcome(msgspec.Struct, frozen=True, kw_only=True):
         error: why there is nothing.
         void: tensors that changed under the copy; the snapshot is then to be taken again.
         by_storage: whether an error is the storage's.
+        held: of a save of each step, the newest one before it that other machines hold a copy of.
     """
 
     entry: PartEntry | None = None
@@ -498,6 +503,7 @@ class RankOutcome(msgspec.Struct, frozen=True, kw_only=True):
     error: str = ""
     void: tuple[str, ...] = ()
     by_storage: bool = True
+    held: int = 0
 
 
 def combined(digests: Mapping[str, str], groups: Mapping[str, str]) -> dict[str, str]:

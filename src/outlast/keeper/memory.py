@@ -277,8 +277,12 @@ class Books:
         )
         return max(parts, default=SaveName(-1))
 
-    def alone(self) -> set[int]:
-        """The arenas of the newest snapshot here, if no tier has it."""
+    def alone(self, versions: int = 1) -> set[int]:
+        """The arenas of the newest snapshot here, if no tier has it; or of so many of these."""
+        if versions > 1:
+            here = sorted((save for save in self.kept if not self.kept[save].tier), key=named)
+            newest_ones = [self.kept[save] for save in here[-versions:]]
+            return {arena for one in newest_ones for arena, _ in one.files.values()}
         newest = max(self.kept, key=named, default="")
         if not newest or self.kept[newest].tier:
             return set()
@@ -525,10 +529,10 @@ class Holdings:
         # The first one is written first: what is newest stays for longest.
         free.sort(key=self.books.newest_in)
         fitting = [n for n in free if self.books.arenas[n].num_bytes >= size][-wanted:]
-        alone = self.books.alone()
+        alone, versions = self.books.alone(), self.books.alone(message.versions)
         # What no tier has is given back behind the next commit, if there is room until then.
-        has_room = alone and admit(size, wanted=1, available_bytes=available_bytes()).buffers
-        kept = alone if has_room else ()
+        has_room = versions and admit(size, wanted=1, available_bytes=available_bytes()).buffers
+        kept = versions if has_room else ()
         self._give_back(number for number in free if number not in fitting and number not in kept)
         words = decision.words
         try:
@@ -627,14 +631,23 @@ class Holdings:
             for number, arena in self.books.arenas.items()
             if self.books.owners[number] in ranks and number not in in_use
         )
+        foreign = self._foreign_bytes(message, most)
         decision = admit(
             most * message.workers,
             wanted=message.buffers,
             useful=message.useful,
-            available_bytes=available_bytes() + ours,
+            available_bytes=max(available_bytes() + ours - foreign, 0),
         )
+        if decision.words and foreign:
+            words = f"{decision.words} ({foreign / 2**30:.2f} GiB more are for others' copies)"
+            decision = msgspec.structs.replace(decision, words=words)
         self._admitted = (attempt, most, decision)
         return decision
+
+    def _foreign_bytes(self, message: wire.Reserve, most: int) -> int:
+        """What other machines' snapshots, of the same size as ours, have yet to take here."""
+        there = sum(self.books.arenas[number].num_bytes for number in self.books.of_rank(COPIES))
+        return max(message.copies * most * message.workers - there, 0)
 
     def _take_over(self, inherited: Mapping[int, int]) -> Arena:
         if BOOKS not in inherited:

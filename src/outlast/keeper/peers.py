@@ -258,6 +258,7 @@ class Peers:
         lock: guards it.
         wait_for_earlier: waits until nothing of attempts before one is in flight.
         record: puts an event into the ledger.
+        on_copied: told of each save of each step whether other machines have it.
     """
 
     def __init__(
@@ -268,13 +269,17 @@ class Peers:
         *,
         wait_for_earlier: Callable[[int], None],
         record: Callable[..., None],
+        on_copied: Callable[[int, wire.CopyMade], None] = lambda *_: None,
     ) -> None:
+        self._on_copied = on_copied
+        self._copied = SaveName(0)  # the newest one that all who are to hold a copy of it have
+        self._num_holders = 0
         self._setup = setup
         self._holdings = holdings
         self._lock = lock
         self._wait_for_earlier = wait_for_earlier
         self._record = record
-        self._store = ReplicaStore(setup.job, holdings, lock)
+        self._store = ReplicaStore(setup.job, holdings, lock, each_step=setup.each_step)
         self._node = ""
         self._key = b""
         self._tls: Tls | None = None
@@ -320,6 +325,7 @@ class Peers:
             self._store,
             wait_for_earlier=self._wait_for_earlier,
             gives_way=self._setup.rate_bytes is None,
+            each_step=self._setup.each_step,
             record=self._record,
         )
         self._replicator = Replicator(
@@ -329,6 +335,8 @@ class Peers:
             open_channel=self._open_channel,
             rate_bytes=self._setup.rate_bytes,
             record=self._record,
+            on_copied=self._told,
+            each_step=self._setup.each_step,
         )
 
     def tell(self, message: wire.Members) -> None:
@@ -351,10 +359,17 @@ class Peers:
         machines = [PlacedMachine(node=one.node, labels=one.labels) for one in message.members]
         chosen = holders(machines, replicas)
         self._store.wards = frozenset(node for node in nodes if self._node in chosen[node])
+        self._num_holders = len(chosen[self._node])
         self._replicator.to([nodes[node] for node in chosen[self._node]])
+
+    def copied(self, attempt: int) -> int:
+        """The number of the newest save of an attempt that those who are to hold a copy have."""
+        return self._copied.serial if self._copied.attempt == attempt else 0
 
     def committed(self, newest: SaveName) -> None:
         """A snapshot of this machine is committed."""
+        if self._replicator is None or not self._num_holders:
+            self._told(newest, 0, "")
         if self._replicator is not None:
             self._replicator.committed()
             if not self._store.wards:
@@ -372,6 +387,12 @@ class Peers:
         self._replicator = self._tier = self._server = None
 
     # --- inside ---------------------------------------------------------------------------------
+
+    def _told(self, save: SaveName, num: int, reason: str) -> None:
+        if not reason and when(save) > when(self._copied):
+            self._copied = save
+        word = wire.CopyMade(step=save.step, serial=save.serial, num=num, reason=reason)
+        self._on_copied(save.attempt, word)
 
     def _open_channel(self, member: wire.PeerMachine) -> Channel:
         return connect(

@@ -262,6 +262,7 @@ class Setup(msgspec.Struct, frozen=True, kw_only=True):
         replicas: how many other machines keep this one's newest snapshot; None: see the policy.
         rate_bytes: how fast it is sent to them at most, per second; None: after the cores.
         claims: where attempts are claimed, a directory or URL; "" where nobody claims them.
+        each_step: training waits for the copies of each step: they are sent before all else.
         inherited: arena → descriptor of memory that a predecessor left; 0 is its books.
     """
 
@@ -273,6 +274,7 @@ class Setup(msgspec.Struct, frozen=True, kw_only=True):
     replicas: int | None = None
     rate_bytes: float | None = None
     claims: str = ""
+    each_step: bool = False
     inherited: dict[int, int] = {}
 
 
@@ -311,6 +313,7 @@ def setup_of(settings: Settings, job: str, of: str = "", claims: str = "") -> Se
         replicas=settings.peer_replicas,
         claims=claims,
         rate_bytes=settings.peer_rate_bytes,
+        each_step=settings.checkpoint_each_step,
     )
 
 

@@ -134,7 +134,7 @@ class PartReport(ipc.Message, tag="Report"):
 class SaveOutcome(ipc.Message, tag="Outcome"):
     """From rank 0's keeper: how a save ended. Names of void tensors: MessagePack, as bulk.
 
-    Of a commit, ``manifest`` is its hash, and ``size`` its bytes.
+    Of a commit, ``manifest`` is its hash, and ``size`` its bytes; ``held``: see ``wire.SaveEnded``.
     """
 
     step: int
@@ -142,6 +142,7 @@ class SaveOutcome(ipc.Message, tag="Outcome"):
     error: str = ""
     manifest: str = ""
     size: int = 0
+    held: int = 0
 
 
 class WantManifest(ipc.Message, tag="Want"):

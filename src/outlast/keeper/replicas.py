@@ -23,6 +23,9 @@ no more than that to it. (Ranks that wait for each other lose whatever is taken 
 them, so it is the share of one core that counts, at any number of cores.) Not bounded is what goes
 below ``FLOOR_BYTES``: a copy that never ends is no copy.
 
+Where training waits for the copies of each step (``each_step``) they are no background traffic: a
+pace is kept only where one was set, and the receiver keeps two copies beside the one that comes.
+
 The thread itself tells whether a core is spare: one that has to wait for a core longer than a part
 of the time that it then has one found none free. The kernel counts both (``schedstat``); that holds
 in containers too, whose share of the machine /proc/stat does not tell. Where the kernel does not
@@ -64,7 +67,7 @@ from outlast.checkpoint.manifest import (
 from outlast.checkpoint.transfer import Inventory
 from outlast.errors import CheckpointInvalid, OutlastError
 from outlast.keeper import protocol
-from outlast.keeper.memory import COPIES, Holdings, KeptSnapshot, MemoryTier, Replica
+from outlast.keeper.memory import COPIES, Books, Holdings, KeptSnapshot, MemoryTier, Replica
 from outlast.keeper.protocol import Door, ReplicaOffer
 from outlast.keeper.wire import PeerMachine
 from outlast.peer import Channel, Tls
@@ -198,6 +201,9 @@ class Replicator:
         open_channel: to another machine's keeper.
         rate_bytes: how fast, per second; None: after the cores, and slower while none is spare.
         record: puts an event into the ledger.
+        on_copied: told how it went, after each round: the save, how many machines have it, or 0 and
+            why not.
+        each_step: training waits for it.
     """
 
     def __init__(
@@ -209,6 +215,8 @@ class Replicator:
         open_channel: Callable[[PeerMachine], Channel],
         rate_bytes: float | None,
         record: Callable[..., None],
+        on_copied: Callable[[SaveName, int, str], None] = lambda *_: None,
+        each_step: bool = False,
     ) -> None:
         self._node = node
         self._newest = newest
@@ -216,13 +224,16 @@ class Replicator:
         self._open_channel = open_channel
         self._record = record
         self._stop = threading.Event()
-        cores = Cores() if rate_bytes is None else None
-        self._pace = TrafficPace(rate_of(rate_bytes), self._stop, cores)
+        self._on_copied, self._each_step = on_copied, each_step
+        cores = Cores() if rate_bytes is None and not each_step else None
+        most = RATE_MAX_BYTES if rate_bytes is None and each_step else rate_of(rate_bytes)
+        self._pace = TrafficPace(most, self._stop, cores)
         self._changed = threading.Condition()
         self._holders: tuple[PeerMachine, ...] = ()
         self._news = 0  # counts what has changed
         self._channels: dict[PeerMachine, Channel] = {}
         self._have: dict[PeerMachine, bytes] = {}  # the manifest of what a machine keeps for us
+        self._tried: dict[PeerMachine, tuple[SaveName, str]] = {}  # the last one, and what failed
         self._failed: set[tuple[PeerMachine, SaveName]] = set()
         self._thread = threading.Thread(target=self._run, name="outlast-replicate", daemon=True)
         self._thread.start()
@@ -250,7 +261,8 @@ class Replicator:
             channel.close()
 
     def _run(self) -> None:
-        yield_to_training()
+        if not self._each_step:
+            yield_to_training()
         seen, pause_s = -1, PAUSE_S
         while not self._stop.is_set():
             with self._changed:
@@ -261,6 +273,7 @@ class Replicator:
                 seen, holders = self._news, self._holders
             self._leave_others(holders)
             failed = [holder for holder in holders if not self._bring(holder)]
+            self._tell(holders)
             if not failed:
                 pause_s = PAUSE_S
                 continue
@@ -271,10 +284,18 @@ class Replicator:
                     self._news += seen == self._news
         self._leave_others(())
 
+    def _tell(self, holders: Sequence[PeerMachine]) -> None:
+        tried = [self._tried[one] for one in holders if one in self._tried]
+        if holders and len(tried) == len(holders) and not self._stop.is_set():
+            save = min((save for save, _ in tried), key=when)
+            why = next((why for _, why in tried if why), "")
+            self._on_copied(save, 0 if why else len(holders), why)
+
     def _leave_others(self, holders: Sequence[PeerMachine]) -> None:
         for member in [one for one in self._channels if one not in holders]:
             self._hang_up(member)
         self._have = {one: have for one, have in self._have.items() if one in holders}
+        self._tried = {one: tried for one, tried in self._tried.items() if one in holders}
 
     def _bring(self, holder: PeerMachine) -> bool:
         """Have one machine keep the newest snapshot; whether there is nothing left to do for it."""
@@ -294,7 +315,9 @@ class Replicator:
                 self._say_failed(holder, save, error)
             return False
         self._have[holder] = kept.manifest
-        if num_bytes:
+        self._tried[holder] = save, ""
+        self._failed = {one for one in self._failed if one[0] != holder}
+        if num_bytes and not self._each_step:  # else there would be one in each step
             self._record(
                 "replicated",
                 durable=False,
@@ -309,8 +332,10 @@ class Replicator:
     def _say_failed(self, holder: PeerMachine, save: SaveName, error: Exception) -> None:
         reason = getattr(error, "strerror", None) or str(error)
         logger.warning("step %d has no copy on %s yet: %s", save.step, holder.node, reason)
-        if (holder, save) not in self._failed:
-            self._failed = {(holder, save)} | {one for one in self._failed if one[1] == save}
+        self._tried[holder] = save, f"{holder.node}: {reason}"
+        of = SaveName(0) if self._each_step else save  # of several steps in a row one is enough
+        if (holder, of) not in self._failed:
+            self._failed = {(holder, of)} | {one for one in self._failed if one[1] == of}
             self._record(
                 "replica_failed",
                 durable=False,
@@ -452,13 +477,17 @@ class ReplicaStore:
         job: id of the job.
         holdings: this machine's memory.
         lock: guards it.
+        each_step: two copies of a machine stay while the next comes, and the only one always does.
 
     Attributes:
         wards: machines whose copies are to be here.
     """
 
-    def __init__(self, job: str, holdings: Holdings, lock: threading.RLock) -> None:
+    def __init__(
+        self, job: str, holdings: Holdings, lock: threading.RLock, *, each_step: bool = False
+    ) -> None:
         self._job = job
+        self._each_step = each_step
         self._holdings = holdings
         self._lock = lock
         self.wards: frozenset[str] = frozenset()
@@ -551,6 +580,8 @@ class ReplicaStore:
     def _find_room(self, offer: ReplicaOffer) -> list[int]:
         """Arenas for its files; if memory is short, older copies and the one before it make way."""
         sizes, books = list(offer.files.values()), self._holdings.books
+        if self._each_step:
+            return self._room_beside(sizes, books)
         books.before.pop(offer.node, None)  # what is newer lies beside it
         ways: tuple[dict[str, Replica], ...] = (books.before, books.copies)
         for copies in ways:
@@ -558,6 +589,16 @@ class ReplicaStore:
                 return self._holdings.room(sizes, self._spare())
             for node in [offer.node] if copies is books.copies else list(copies):
                 copies.pop(node, None)
+        try:
+            return self._holdings.room(sizes, self._spare())
+        except OSError as error:
+            raise ReplicaRefused(error.strerror or str(error)) from None
+
+    def _room_beside(self, sizes: Sequence[int], books: Books) -> list[int]:
+        """Arenas for these files; older copies make way, the newest of a machine never does."""
+        with contextlib.suppress(OSError):
+            return self._holdings.room(sizes, self._spare())
+        books.before.clear()
         try:
             return self._holdings.room(sizes, self._spare())
         except OSError as error:
@@ -624,6 +665,7 @@ class ReplicaServer:
         store: what is in memory here.
         wait_for_earlier: waits until nothing of attempts before one is in flight.
         gives_way: takes copies more slowly while no core is spare.
+        each_step: takes them before all else.
         record: puts an event into the ledger.
     """
 
@@ -637,10 +679,12 @@ class ReplicaServer:
         wait_for_earlier: Callable[[int], None],
         gives_way: bool,
         record: Callable[..., None],
+        each_step: bool = False,
     ) -> None:
+        self._each_step = each_step
         self._store = store
         self._wait_for_earlier = wait_for_earlier
-        self._gives_way = gives_way
+        self._gives_way = gives_way and not each_step
         self._door = Door(
             listener,
             lambda: key,
@@ -687,7 +731,8 @@ class ReplicaServer:
         is_whole = False
         try:
             protocol.say(channel, protocol.ReplicaVerdict(verdict="send"))
-            yield_to_training()
+            if not self._each_step:
+                yield_to_training()
             is_whole = self._fill(channel, incoming)
         finally:
             if not is_whole:

@@ -37,6 +37,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Final
 
+import msgspec
 import xxhash
 
 from outlast.checkpoint.manifest import FileEntry, SaveName, hashed
@@ -78,6 +79,7 @@ class SavesInFlight:
         on_committed: told of each commit, in a thread of the pool.
         on_change: told that the books have changed.
         gate: says which attempts may commit, and when; all, at once, by default.
+        copied: of an attempt, the number of the newest save that other machines hold a copy of.
     """
 
     def __init__(
@@ -91,7 +93,9 @@ class SavesInFlight:
         on_committed: Callable[[Committed], None],
         on_change: Callable[[], None],
         gate: Gate | None = None,
+        copied: Callable[[int], int] = lambda _: 0,
     ) -> None:
+        self._copied = copied
         self.table = SaveTable()
         self.lock = self.table.lock
         self._books = books
@@ -342,6 +346,7 @@ class SavesInFlight:
                 save.is_told = True
                 self._conclusions.refuse(save, "this machine's keeper knows nothing of it")
             else:
+                save.held = message.held
                 self._pool.put(lambda: self._look_for_manifest(save, message))
 
     def _look_for_manifest(self, save: Save, message: protocol.SaveOutcome) -> None:
@@ -537,6 +542,8 @@ class SavesInFlight:
 
     def _report(self, save: Save, rank: int, part: RankOutcome) -> None:
         """A rank of this machine has its part; with several machines rank 0's keeper is told."""
+        if save.each_step and not part.error:
+            part = msgspec.structs.replace(part, held=self._copied(save.attempt))
         if not save.is_open or not save.gathered.add(rank, part):
             return
         one = save.ranks.get(rank)

@@ -160,6 +160,7 @@ class Keeper:
             on_committed=self._committed,
             on_change=self._holdings.note,
             gate=self._gate,
+            copied=self._newest_copied,
         )
         self._peers = Peers(
             setup,
@@ -169,6 +170,7 @@ class Keeper:
                 attempt, EARLIER_TIMEOUT_S
             ),
             record=self._record,
+            on_copied=self._copied,
         )
         self._shared_saves = SharedSaves(self._saves, self._peers, record=self._record)
         self._copies = TierCopies(
@@ -429,9 +431,21 @@ class Keeper:
 
     def _committed(self, committed: Committed) -> None:
         self._copies.committed(committed)
-        with self._saves.lock:
-            self._holdings.leave_out(committed.ranks, self._saves.arenas())
+        if not committed.each_step or committed.held:  # else all there is may lie in what is left
+            with self._saves.lock:
+                self._holdings.leave_out(committed.ranks, self._saves.arenas())
         self._peers.committed(committed.manifest.save)
+
+    def _newest_copied(self, attempt: int) -> int:
+        return self._peers.copied(attempt)
+
+    def _copied(self, attempt: int, word: wire.CopyMade) -> None:
+        """Those who wait for copies of each step hear of them."""
+        if self._setup.each_step:
+            with self._saves.lock:
+                for peer in self._connections:
+                    if peer.rank is not None and peer.hello and peer.hello.attempt == attempt:
+                        peer.send(word)
 
     def _due(self, tier: str, due: Due, is_due: bool) -> None:
         """What a successor has to bring to a tier, should there be one."""

@@ -193,6 +193,7 @@ class SaveLeader:
             error=ended.error,
             manifest=xxhash.xxh3_128_hexdigest(manifest) if manifest else "",
             size=len(manifest),
+            held=ended.held,
         )
         void = msgspec.msgpack.encode(ended.void) if ended.void else b""
         with self._lock:

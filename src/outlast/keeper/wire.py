@@ -107,13 +107,17 @@ class MembersKnown(ipc.Message, tag="Told"):
 class Reserve(ipc.Message):
     """Asks for memory for this rank's snapshots: ``num_bytes`` each, one of ``workers`` here.
 
-    ``buffers`` are what the owner has set; without that there are up to ``useful``.
+    ``buffers`` are what the owner has set; without that there are up to ``useful``. ``versions``
+    of the newest snapshots here are not given back for it, as long as there is memory; there must
+    be room for ``copies`` snapshots of other machines besides.
     """
 
     num_bytes: int
     buffers: int | None
     useful: int = 1
     workers: int = 1
+    versions: int = 1
+    copies: int = 0
 
 
 class Rejected(ipc.Message):
@@ -156,7 +160,7 @@ class BeginSave(ipc.Message, tag="Begin"):
     """A snapshot begins to be copied into ``arena``; what was there before is gone.
 
     ``started_s`` is the monotonic time at which the loop was stopped for it; ``tiers`` are those it
-    is for, None for all.
+    is for, None for all. ``each_step``: training waits for it and for its copies elsewhere.
     """
 
     step: int
@@ -167,6 +171,7 @@ class BeginSave(ipc.Message, tag="Begin"):
     kind: str
     exact: bool
     started_s: float
+    each_step: bool = False
 
 
 class BlocksReady(ipc.Message, tag="Ready"):
@@ -285,7 +290,8 @@ class SaveEnded(ipc.Message, tag="Ended"):
     """A save is over: committed if ``error`` is "", to the durable ``tier`` or to memory alone.
 
     ``void`` names tensors that made it so; it is then to be taken again. ``by_storage``: the error
-    is the storage's.
+    is the storage's. ``held`` is the number of the newest save of the attempt that was copied from
+    every machine when this one was made, 0 for none; see ``BeginSave.each_step``.
     """
 
     step: int
@@ -294,9 +300,22 @@ class SaveEnded(ipc.Message, tag="Ended"):
     void: tuple[str, ...] = ()
     by_storage: bool = False
     tier: str = ""
+    held: int = 0
     num_bytes: int = 0
     num_files: int = 0
     timings: dict[str, float] = msgspec.field(default_factory=dict)
+
+
+class CopyMade(ipc.Message, tag="Elsewhere"):
+    """Other machines hold this machine's part of a save, or why they do not (``reason``).
+
+    ``num`` machines hold it: 0 with a reason, or where this machine is to leave no copies.
+    """
+
+    step: int
+    serial: int
+    num: int = 0
+    reason: str = ""
 
 
 class Recalled(ipc.Message):
@@ -361,6 +380,7 @@ Message = (
     | Reserved
     | BlockWritten
     | SaveEnded
+    | CopyMade
     | Recalled
     | RecallWaits
     | Hold

@@ -32,6 +32,10 @@ rank_steps         seconds (since this machine's line before), ranks (of this ma
                    batches): medians, longest_s
 session_ended      step, stalled_s (since the newest sample); rank 0's session ended well
 snapshot           step, blocked_s, bytes, reason, kind ("full" or "weights"), timings
+each_step          step, bytes (of a machine), memory_bytes (of it, at most), cost_s (of a step:
+                   median), share (of the time), num (steps that this rests on), copies (on other
+                   machines)
+not_kept           step, reason: that step has no copy elsewhere (with checkpoint.each_step)
 commit             step, durable_s, bytes, files, tier, kind, timings {part: seconds}
 save_skipped       step, reason, tier (of one tier only, if it is there)
 cadence            interval_s, before_s (null for the first), cost_s, failures_per_h, num_seen,
@@ -108,6 +112,8 @@ EventName = Literal[
     "rank_steps",
     "session_ended",
     "snapshot",
+    "each_step",
+    "not_kept",
     "commit",
     "save_skipped",
     "cadence",

@@ -23,6 +23,7 @@ What it stands on, made anew for each attempt:
 A worker's part in a save:
 
 ``engine``      from a state to a committed checkpoint: snapshots, and saves on their way
+``each_step``   each completed step kept in two machines' memory, before the next one begins
 ``sharing``     what it needs before: memory for snapshots, who writes what, the keepers' meeting
 
 Below it, :mod:`outlast.inprocess` (others are lost and this process goes on) and

@@ -50,7 +50,14 @@ from outlast.keeper.client import GONE, KeeperLine
 from outlast.keeper.process import setup_of
 from outlast.script.objects import BoundaryState
 from outlast.training.books import Attempt
-from outlast.training.sharing import KeeperMeeting, Sharing, SnapshotRoom, local_ranks
+from outlast.training.sharing import (
+    KeeperMeeting,
+    KeptSteps,
+    Sharing,
+    SnapshotRoom,
+    StepKept,
+    local_ranks,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -61,6 +68,8 @@ DIED: Final = "the keeper died before the commit; the older checkpoint stands"
 ENDED: Final = "the attempt ended before the commit; the older checkpoint stands"
 ROOM_S: Final = 2.0  # that a rank waits for word of the save before
 NOT_KEPT: Final = "this machine has no room to keep a snapshot while the next is taken"
+NUMBERS_OF_A_STEP: Final = 16  # more than a step is tried to be saved
+LOOK_S: Final = 0.1  # whether the attempt is over, while a step is being kept
 HEAD_BYTES: Final = 1 << 20  # room for a file's header when memory is reserved ahead
 
 
@@ -97,11 +106,14 @@ class Written(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Flight:
-    """A save on its way."""
+    """A save on its way; the loop waits for one of ``each_step``."""
 
-    def __init__(self, step: int, serial: int, kind: str = FULL) -> None:
+    def __init__(
+        self, step: int, serial: int, kind: str = FULL, *, each_step: bool = False
+    ) -> None:
         self.step = step
         self.kind = kind
+        self.each_step = each_step
         self.serial = serial
         self.since_s = time.monotonic()
         self.arena = 0  # none yet
@@ -252,6 +264,9 @@ class Engine:
         self._layouts = 0
         self._remembered = Remembered()
         self._room = SnapshotRoom(settings, link.world_size)
+        self._says_room = not link.rank or (
+            settings.checkpoint_each_step and link.rank == local.start
+        )
         self._sharing = Sharing(link, on_change)
         self._meeting = KeeperMeeting(settings, link, local, self.line, say)
         self._unsaid: list[wire.Absent] = []  # of saves whose keeper has died
@@ -259,6 +274,7 @@ class Engine:
         self._copies: dict[int, SnapshotCopy] = {}  # by serial: what lies in memory of a save
         # Of ``committed_step``, while it lies there.
         self._committed_copy: SnapshotCopy | None = None
+        self._steps = KeptSteps(self._room)
 
     # --- beginning and end ----------------------------------------------------------------------
 
@@ -292,6 +308,11 @@ class Engine:
     def keeps(self) -> bool:
         """Whether a snapshot stays in this machine's memory until the next one is whole."""
         return self._room.keeps
+
+    @property
+    def memory_bytes(self) -> int:
+        """Memory that this worker's snapshots, and what is kept of others for them, may take."""
+        return self._room.total_bytes
 
     @property
     def idle_soon(self) -> bool:
@@ -339,18 +360,28 @@ class Engine:
             target=self._reserve_ahead, args=(pieces,), name="outlast-reserve", daemon=True
         ).start()
 
-    def capture(self, state: BoundaryState, tiers: tuple[str, ...] | None, started_s: float) -> int:
+    def capture(
+        self,
+        state: BoundaryState,
+        tiers: tuple[str, ...] | None,
+        started_s: float,
+        *,
+        each_step: bool = False,
+    ) -> int:
         """Take a snapshot; returns its size in bytes once training may go on.
 
         Args:
             state: what to save; its tensors are live.
             tiers: where it is to go; None for everywhere.
             started_s: monotonic time at which the loop was stopped.
+            each_step: the loop waits for it (``wait_until_kept``), and nobody else is told.
 
         Raises:
             OSError, OutlastError: no snapshot could be begun; every rank is told.
         """
-        flight = self._take_off(state.step, state.kind)
+        flight = self._take_off(state.step, state.kind, each_step=each_step)
+        if each_step:  # who goes on from what survivors hold has not waited for earlier ones
+            self.line.settle()
         try:
             return self._begin(flight, state, tiers, started_s)
         except (OSError, OutlastError, RuntimeError) as error:
@@ -358,9 +389,36 @@ class Engine:
             self._absent(flight, f"{type(error).__name__}: {error}")
             raise
 
-    def refuse(self, step: int, reason: str) -> None:
+    def count_from(self, step: int) -> None:
+        """Number the saves from here on by the step, so that all ranks count alike at each.
+
+        One that has taken a step's snapshot once more than others, or not at all, would otherwise
+        be beside them for ever.
+        """
+        self._serial = max(self._serial, step * NUMBERS_OF_A_STEP)
+
+    def refuse(self, step: int, reason: str, *, each_step: bool = False) -> None:
         """This rank cannot take part in a save that all have agreed on."""
-        self._absent(self._take_off(step), reason)
+        self._absent(self._take_off(step, each_step=each_step), reason)
+
+    def wait_until_kept(self, timeout_s: float, *, copied: bool) -> StepKept:
+        """Wait for the snapshot of this step that was just begun, as far as its attempt lasts.
+
+        Args:
+            timeout_s: how long at most.
+            copied: whether other machines are to have it too.
+        """
+        serial, until_s = self._serial, time.monotonic() + timeout_s
+        with self._changed:
+            while True:
+                kept = self._steps.how(serial, copied=copied)
+                left_s = until_s - time.monotonic()
+                if kept is not None or over.is_over or left_s <= 0:
+                    break
+                self._changed.wait(min(left_s, LOOK_S))
+            if kept is None:
+                return self._steps.late(serial, timeout_s)
+            return kept
 
     @property
     def is_copying(self) -> bool:
@@ -430,11 +488,12 @@ class Engine:
 
     # --- the training thread --------------------------------------------------------------------
 
-    def _take_off(self, step: int, kind: str = FULL) -> Flight:
+    def _take_off(self, step: int, kind: str = FULL, *, each_step: bool = False) -> Flight:
         with self._changed:
             self._serial += 1
             self._copies, self._committed_copy = {}, None  # its memory may be written to
-            flight = self._flights[self._serial] = Flight(step, self._serial, kind)
+            flight = Flight(step, self._serial, kind, each_step=each_step)
+            self._flights[self._serial] = flight
         return flight
 
     def _begin(
@@ -486,6 +545,7 @@ class Engine:
                 kind=state.kind,
                 exact=not state.narrow,
                 started_s=started_s,
+                each_step=flight.each_step,
             )
         )
         if at_once:
@@ -547,7 +607,7 @@ class Engine:
         if client is None:
             raise ConnectionResetError(GONE)
         words = self._room.reserve(client, size)
-        if words and self._link.rank == 0:
+        if words and self._says_room:
             self._say(words)
 
     # --- other threads --------------------------------------------------------------------------
@@ -611,7 +671,8 @@ class Engine:
             self.line.send(message)
         except OSError:
             self._unsaid.append(message)
-            self._over(flight.serial, Written(step=flight.step, error=reason))
+            told = not flight.each_step  # else this rank alone knows
+            self._over(flight.serial, Written(step=flight.step, error=reason, told=told))
 
     def _heard(self, message: Any, blob: bytes) -> None:
         """What the keeper says."""
@@ -622,11 +683,19 @@ class Engine:
                 flight = self._flights.get(message.serial)
                 if flight is not None:
                     flight.free_block(message.block)
+            case wire.CopyMade():
+                with self._changed:
+                    self._steps.copied(message)
+                    self._changed.notify_all()
             case wire.RecallWaits():
                 self._say(message.words)
 
     def _ended(self, message: wire.SaveEnded) -> None:
-        if message.serial not in self._flights:  # its end is known: the keeper died meanwhile
+        known = self._flights.get(message.serial)
+        if known is None:  # its end is known: the keeper died meanwhile
+            return
+        if known.each_step:
+            self._step_ended(known, message)
             return
         written = Written(
             step=message.step,
@@ -651,26 +720,47 @@ class Engine:
             is_failure = self._voids == MAX_VOID
             self._voids = 0 if is_failure else self._voids + 1
             self.failures += is_failure
-            self._at_once = True
-            with self._changed:
-                self._own |= {name_of(n) for n in message.void if "[" in n}
-            if FULL in self._structures:
-                self._sharing.offer(self._structures[FULL][1], self._own)
+            self._take_again(message.void)
             # Also for the saves behind one that has failed: gradients in the making come and go.
             written = Written(step=message.step, error=message.error, void=not is_failure)
         else:
             self.failures += 1
         self._over(message.serial, written)
 
+    def _step_ended(self, flight: Flight, message: wire.SaveEnded) -> None:
+        """What the loop waits for is nobody's checkpoint: no cadence and no count hears of it."""
+        if not message.error:
+            with self._changed:
+                self._steps.whole(flight.serial, flight.arena, message.held)
+        elif message.void:
+            self._take_again(message.void)
+        void = bool(message.void)
+        self._over(flight.serial, Written(step=flight.step, error=message.error, void=void))
+
+    def _take_again(self, void: Collection[str]) -> None:
+        """A snapshot was void: the next one is taken at once, by another agreement of all ranks."""
+        self._at_once = True
+        with self._changed:
+            self._own |= {name_of(n) for n in void if "[" in n}
+        if FULL in self._structures:
+            self._sharing.offer(self._structures[FULL][1], self._own)
+
     def _over(self, serial: int, written: Written) -> None:
         with self._changed:
             flight = self._flights.pop(serial, None)
-            self._last = written
+            if flight is not None and flight.each_step:
+                kept = StepKept(written.error, void=written.void, is_own=not written.told)
+                self._steps.ended(serial, kept)
+            else:
+                self._last = written
             self._changed.notify_all()
         if flight is None:
             return
         flight.end()
-        self._on_written(written)
+        if flight.each_step:
+            self._on_change()
+        else:
+            self._on_written(written)
 
     def _keeper_back(self) -> None:
         """Other machines are not to wait for what the keeper before this one had."""
@@ -690,5 +780,5 @@ class Engine:
                 step=flight.step, serial=flight.serial, reason=DIED, is_told=not self._link.rank
             )
             self._unsaid.append(absent)
-            self.failures += 1
+            self.failures += not flight.each_step
             self._over(flight.serial, Written(step=flight.step, error=DIED, told=False))

@@ -39,6 +39,7 @@ from outlast.script.objects import Objects
 from outlast.training.afresh import Afresh
 from outlast.training.anomalies import LossMonitor
 from outlast.training.books import AttemptBooks
+from outlast.training.each_step import EachStep
 from outlast.training.leaving import Hearing, LoopPosition, WayOut
 from outlast.training.position import Streams
 from outlast.training.resume import Sources
@@ -266,6 +267,7 @@ class Footing:
         link: the other ranks.
         judging: of the loss.
         snapshots, engine: the worker's part in the attempt's saves.
+        each_step: keeps each step, where that is set.
         sources: where the state comes from.
         leaving, ending: how it is left.
         streams, afresh: random numbers, and objects, as loops begin.
@@ -296,6 +298,7 @@ class Footing:
             self._beat = Beat()
             self.snapshots = Snapshots(settings, self.books, self.judging, saves)
         self.engine = self.snapshots.engine
+        self.each_step = EachStep(settings, self.books, self.snapshots, saving)
         self.sources = Sources(self.books, self.engine, self.snapshots.turns, self.judging)
         self.leaving = WayOut(self.books, self.snapshots, hearing.signals, saves, where)
         self.ending = LoopEnding(self.snapshots, self.link, self.judging, saving)

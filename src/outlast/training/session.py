@@ -51,6 +51,7 @@ from outlast.script.initial import Initial
 from outlast.script.objects import Objects, StepsHeard, hook, refuse_misspelt, refuse_unnamed
 from outlast.script.unnamed import Transient, Unnamed
 from outlast.training.afresh import held, read
+from outlast.training.each_step import refuse_unusable
 from outlast.training.footing import Footing
 from outlast.training.leaving import OTHERS_S, Hearing, LoopPosition
 from outlast.training.passage import FROM_NOTHING, Home, Passage
@@ -225,6 +226,7 @@ class Session:
         self.step = self._saving.take_over(own_of, saved_by, self._on.link, self._on.streams)
         self.resumed = True
         others_go_on = regained is not None or self._on.sources.others_live
+        self._on.each_step.begin(self.step, others_live=others_go_on)
         if self._passage is not None:
             self._passage.met(self._on, own_of, saved_by)
             self._void_steps.apart = self._passage.apart if others_go_on else None
@@ -241,6 +243,7 @@ class Session:
     def _begin(self) -> None:
         """The job has no checkpoint of its own that is new enough."""
         self.step = self.begins_at
+        self._on.each_step.begin(0, others_live=False)
         if self._initial.paths:
             origins = self._initial.start(self._on.link)
             self._saving.origins = [msgspec.to_builtins(one) for one in origins]
@@ -561,6 +564,7 @@ class Session:
 
     def _arrive(self, step: int) -> None:
         self.step = step
+        self._on.each_step.begin(step, others_live=True)
         self._at_boundary = self._passage is None or not self._passage.is_in_hand
         self._gradients.forget(step)
         self._gradients.restore()
@@ -624,6 +628,7 @@ class Session:
         while actions := self._on.snapshots.begun.boundary(self.step):
             self._act(actions)
         over.raise_if_over()
+        self._on.each_step.keep(self.step)
         # After what was due here: a save that has just begun must not hold up the one asked for.
         due = self._on.snapshots.due(self.step)
         if due is not None:
@@ -792,4 +797,6 @@ def session(
         objects = Objects(named)
         initial = Initial(objects, init_from, init_except)
         pulse.watch_model(objects.model)
-        return Session(checked(config.load(arguments)), objects, initial, keep_new)
+        settings = checked(config.load(arguments))
+        refuse_unusable(settings)
+        return Session(settings, objects, initial, keep_new)

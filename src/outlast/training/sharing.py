@@ -3,6 +3,8 @@
 ``SnapshotRoom``: the memory that this worker's snapshots are copied into, as far as the keeper gave
 it some.
 
+``KeptSteps``: what is known of the snapshots that are taken of each step (``each_step``).
+
 ``Sharing``: the ranks agree on who writes what, without a barrier and off the training thread. Each
 rank names the digest of its structure; rank 0 publishes which rank has which; a structure that not
 all ranks have is published once, by the first that has it. From that each rank works out its own
@@ -24,7 +26,7 @@ import os
 import socket
 import threading
 from collections.abc import Callable, Collection, Sequence
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import msgspec
 import torch
@@ -40,7 +42,7 @@ from outlast.checkpoint.plan import (
     is_of_one_rank,
     share,
 )
-from outlast.config import Settings
+from outlast.config import EACH_STEP_BUFFERS, Settings
 from outlast.errors import ConfigError
 from outlast.keeper import wire
 from outlast.keeper.client import Client, KeeperLine
@@ -50,6 +52,9 @@ from outlast.policy.retention import num_replicas
 
 # What is in memory, and what others keep a copy of, stays readable while the next is copied.
 MEMORY_TIER_BUFFERS: Final = 2
+EACH_STEP_COPIES: Final = 3  # of another machine's snapshot: two versions and the one that comes
+_VERSIONS: Final = 2
+NEWEST_STEPS: Final = 8  # of which it is remembered how they ended
 _PORTABLE: Final = 1  # cudaHostRegisterPortable: for all devices of this process
 
 
@@ -79,8 +84,14 @@ class SnapshotRoom:
         self._wanted = settings.checkpoint_buffers
         self._workers = int(os.environ.get("LOCAL_WORLD_SIZE", str(world_size)))
         machines = -(-world_size // max(self._workers, 1))
+        self._num_copies = num_replicas(settings.peer_replicas, machines)
+        self._each_step = settings.checkpoint_each_step
+        self._held: int | None = None  # the arena of the newest that was copied from every machine
+        self._resumed: set[int] = set()  # those of the attempt before, until there is such a one
+        if self._each_step:
+            self._wanted = EACH_STEP_BUFFERS if self._wanted is None else self._wanted
         stays = any(tier.kind == "memory" for tier in settings.tiers)
-        if stays or num_replicas(settings.peer_replicas, machines):
+        if stays or self._num_copies:
             self._wanted = MEMORY_TIER_BUFFERS if self._wanted is None else self._wanted
         self._useful = MEMORY_TIER_BUFFERS if snapshots_stay(settings) else 1
         self._lock = threading.Lock()
@@ -112,7 +123,10 @@ class SnapshotRoom:
             if known is not None and (known.ring_bytes or known.num_bytes >= size):
                 return ""
             reserved, arenas = client.reserve(
-                size, self._wanted, self._workers, useful=self._useful
+                *(size, self._wanted, self._workers),
+                useful=self._useful,
+                versions=_VERSIONS if self._each_step else 1,
+                copies=self._num_copies * EACH_STEP_COPIES if self._each_step else 0,
             )
             self._unregister()
             for arena in self._arenas.values():
@@ -125,6 +139,8 @@ class SnapshotRoom:
             self._register()
             self.reserved = reserved
             self._alone = reserved.alone if reserved.alone in self._arenas else None
+            if self._each_step and self._alone is not None:
+                self._resumed = set(reserved.arenas[-_VERSIONS:])
             return reserved.words
 
     def take(self, busy: set[int]) -> tuple[int, torch.Tensor]:
@@ -152,9 +168,27 @@ class SnapshotRoom:
         """
         self._alone = number if alone else None
 
+    def held(self, number: int) -> None:
+        """What lies in this arena was copied from every machine: all of that step is twice there.
+
+        Until a newer one is, nothing may be written over it: whatever is lost, it is what is left.
+        """
+        self._held, self._resumed = number, set()
+
     def _free(self, busy: set[int]) -> list[int]:
-        kept = self._alone if self.keeps else None  # with room for one there is no choice
-        return [one for one in self._buffers if one not in busy and one != kept]
+        kept = {self._alone} if self.keeps else set()  # with room for one there is no choice
+        if len(self._buffers) > MEMORY_TIER_BUFFERS:
+            kept |= {self._held} | self._resumed
+        return [one for one in self._buffers if one not in busy and one not in kept]
+
+    @property
+    def total_bytes(self) -> int:
+        """Memory of this worker's snapshots, and of those of others that are kept for them."""
+        reserved = self.reserved
+        if reserved is None:
+            return 0
+        num = len(reserved.arenas)
+        return reserved.num_bytes * (num + self._num_copies * EACH_STEP_COPIES * self._each_step)
 
     def buffer(self, number: int) -> torch.Tensor | None:
         """The arena of this number, if there is one."""
@@ -201,6 +235,73 @@ class SnapshotRoom:
         registered, self._registered = self._registered, []
         for buffer in registered:
             runtime.cudaHostUnregister(buffer.data_ptr())
+
+
+class StepKept(NamedTuple):
+    """How it went with keeping a step.
+
+    Attributes:
+        error: why it is not kept, "" where it is.
+        void: whether it is to be taken again; all ranks hear so.
+        is_own: whether the error is this machine's alone; else all ranks hear it.
+    """
+
+    error: str = ""
+    void: bool = False
+    is_own: bool = False
+
+
+class KeptSteps:
+    """What is known of the newest snapshots of each step; not for several threads at once.
+
+    Args:
+        room: where they lie.
+    """
+
+    def __init__(self, room: SnapshotRoom) -> None:
+        self._room = room
+        self._ends: dict[int, StepKept] = {}  # by number
+        self._arenas: dict[int, int] = {}  # of those that are whole, by number
+        self._copy: wire.CopyMade | None = None  # the newest word of it
+
+    def ended(self, serial: int, kept: StepKept) -> None:
+        """One has ended; only the newest are asked for."""
+        self._ends[serial] = kept
+        for old in sorted(self._ends)[:-NEWEST_STEPS]:
+            del self._ends[old]
+
+    def whole(self, serial: int, arena: int, held: int) -> None:
+        """One is whole on all machines; that of number ``held`` was copied from all by then."""
+        self._arenas = {one: place for one, place in self._arenas.items() if place != arena}
+        self._arenas[serial] = arena
+        self._room.ended(arena, alone=True)
+        known = max((one for one in self._arenas if one <= held), default=0)
+        if known:
+            self._room.held(self._arenas[known])
+
+    def copied(self, word: wire.CopyMade) -> None:
+        """Another machine holds a copy now, or does not take it."""
+        if self._copy is None or word.serial >= self._copy.serial:
+            self._copy = word
+
+    def how(self, serial: int, *, copied: bool) -> StepKept | None:
+        """How it went with one; None where that is not known yet."""
+        end, word = self._ends.get(serial), self._copy
+        if end is None:
+            return None
+        if end.error or not copied:
+            return end
+        if word is None or word.serial < serial:
+            return None
+        if word.num:
+            return StepKept()
+        return StepKept(word.reason or "no other machine is to hold copies", is_own=True)
+
+    def late(self, serial: int, timeout_s: float) -> StepKept:
+        """Why one has not been waited for any longer."""
+        if serial in self._ends:
+            return StepKept(f"its copy has not arrived within {timeout_s:.0f} s", is_own=True)
+        return StepKept(f"not all machines had their part of it within {timeout_s:.0f} s")
 
 
 logger = logging.getLogger(__name__)

@@ -82,7 +82,9 @@ class TierTurns:
             overhead=settings.checkpoint_overhead / 2,
         )
         survived = Scope.MACHINE if copies else Scope.PROCESS
-        self._apart = survived if snapshots_stay(settings) else None
+        # Where each step is in memory anyway, what is due by the cadence is always a commit.
+        is_apart = snapshots_stay(settings) and not settings.checkpoint_each_step
+        self._apart = survived if is_apart else None
         self._follower = Follower(settings.dir, tail_bytes=TAIL_BYTES)
         self._measured, self._interference = Measured(), Interference()
         self._found: dict[str, Cost] = {}

@@ -162,7 +162,7 @@ class FakeWorker:
         said = {"tensors": tensors} if world_size == 1 else {"contents": contents_of(tensors)}
         self.layout = wire.Layout(number=1, size=whole, **said)
 
-    def begin(self, step, serial, *, tiers=None, arena=None):
+    def begin(self, step, serial, *, tiers=None, arena=None, each_step=False):
         message = wire.BeginSave(
             step=step,
             serial=serial,
@@ -172,6 +172,7 @@ class FakeWorker:
             kind="full",
             exact=True,
             started_s=0.0,
+            each_step=each_step,
         )
         options = {**self.who, "ring_bytes": self.ring_bytes}
         self.keeper.saves.begin(self.peer, message, self.layout, **options)

@@ -195,3 +195,27 @@ def test_limits_of_version_1_count_too(tmp_path):
 def test_without_groups_the_machine_counts(tmp_path):
     assert limited.limits(tmp_path / "none", tmp_path) == []
     assert limited.available_bytes(tmp_path / "none", tmp_path) > 0
+
+
+# --- each step -----------------------------------------------------------------------------------
+
+
+def test_there_must_be_room_for_what_is_kept_of_others(held):
+    """Four of this machine's own, and four of others', of 1 GiB each: 8 GiB have not that."""
+    ask = wire.Reserve(num_bytes=GIB, buffers=4, workers=1, versions=2, copies=0)
+    assert len(held.reserve(ask, rank=0, attempt=1, ranks=(0,), in_use=()).arenas) == 4
+    ask = wire.Reserve(num_bytes=GIB, buffers=4, workers=1, versions=2, copies=4)
+    answer = held.reserve(ask, rank=0, attempt=2, ranks=(0,), in_use=())
+    assert len(answer.arenas) < 4
+    assert "buffers in place of 4 (4.50 GiB more are for others' copies)" in answer.words
+
+
+def test_two_versions_stay_where_a_larger_state_needs_other_memory(held):
+    numbers = reserve(held, MIB, 4, ranks=(0,)).arenas
+    for step, number in enumerate(numbers, 1):
+        held.books.kept[save_name(step)] = KeptSnapshot(files={"a": (number, 5)}, small={})
+    assert held.books.alone() == {numbers[3]}
+    assert held.books.alone(2) == set(numbers[2:])
+    ask = wire.Reserve(num_bytes=9 * MIB, buffers=4, workers=1, versions=2)
+    held.reserve(ask, rank=0, attempt=2, ranks=(0,), in_use=())
+    assert held.books.kept.keys() == {save_name(3), save_name(4)}

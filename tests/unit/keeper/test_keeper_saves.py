@@ -1,5 +1,7 @@
 """Saves in flight: who may come when, what a failure costs, and that nothing comes too late."""
 
+from types import SimpleNamespace
+
 import msgspec
 import pytest
 import xxhash
@@ -318,6 +320,40 @@ def test_a_machine_whose_workers_are_gone_says_so(keeper):
     decide(keeper, error=f"rank 1: {part.error}")
     assert keeper.saves.unanswered(1) == []
     assert side.over == [1, 1]
+
+
+def test_a_step_that_is_kept_asks_no_storage_and_says_what_all_have_copied(monkeypatch, disk):
+    """Of the newest save that every machine has a copy of elsewhere all others are told."""
+    gate = SimpleNamespace(told=lambda *_: None)  # whose claims cannot be asked
+    keeper = FakeKeeper(monkeypatch, {"local": disk}, gate)
+    keeper.saves._copied = lambda attempt: 80 if attempt == 1 else 0
+    side = keeper.meet([0])
+    one = keeper.worker(0, 2)
+    one.save(5, 81, tiers=(), each_step=True)
+    part = RankOutcome(entry=PartEntry(2, ("0" * 32,), 0, 2), num_files=2, held=64)
+    report(keeper, 1, part, serial=81)
+    keeper.run()
+    ((ended, data, _),) = side.told
+    assert (ended.error, ended.tier, ended.held) == ("", "", 64)
+    assert data
+    assert [one.held for one in one.ended] == [64]
+    (committed,) = keeper.committed
+    assert (committed.each_step, committed.held) == (True, 64)
+    assert disk.children() == []
+
+
+def test_what_is_held_is_passed_on_by_the_keepers_of_other_machines(keeper):
+    side = keeper.meet([1])
+    keeper.saves._copied = lambda attempt: 79
+    two = keeper.worker(1, 2)
+    two.save(5, 1, tiers=(), each_step=True)
+    keeper.run()
+    assert [one[3].held for one in side.reports] == [79]
+    message = protocol.SaveOutcome(step=5, serial=1, manifest="?", size=1, held=64)
+    keeper.saves.decided(hello(), message, ())
+    keeper.run()
+    assert side.wanted == [(5, 1)]
+    assert keeper.saves.table.open[1, 1].held == 64
 
 
 def test_rank_0s_refusal_may_come_before_this_machine_begins(keeper):

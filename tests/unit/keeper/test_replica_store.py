@@ -158,6 +158,30 @@ def test_where_memory_is_short_the_older_copy_makes_way(guests, held, free):
     assert held.books.copies["n1"].save == save_name(2)
 
 
+def test_where_each_step_is_kept_two_copies_stay_beside_the_one_that_comes(held, free):
+    guests = ReplicaStore(JOB, held, threading.RLock(), each_step=True)
+    take(guests, step=1)
+    take(guests, step=2)
+    guest = guests.receive(*offered(step=3))
+    assert set(guests.inventory()) == {save_name(1), save_name(2)}
+    fill(guest, 3)
+    guests.adopt(guest)
+    assert set(guests.inventory()) == {save_name(2), save_name(3)}
+    free[0] = 0
+    take(guests, step=4)  # there is the memory of the first
+    assert set(guests.inventory()) == {save_name(3), save_name(4)}
+    assert len(held.books.of_rank(COPIES)) == 3
+
+
+def test_where_each_step_is_kept_the_only_copy_makes_way_for_none(held, free):
+    guests = ReplicaStore(JOB, held, threading.RLock(), each_step=True)
+    take(guests, step=1)
+    free[0] = 0
+    with pytest.raises(ReplicaRefused, match="no memory for"):
+        guests.receive(*offered(step=2))
+    assert list(guests.inventory()) == [save_name(1)]
+
+
 def test_what_is_here_already_or_older_is_not_taken(guests):
     take(guests, step=5, attempt=2)
     assert guests.receive(*offered(step=5, attempt=2)) is None

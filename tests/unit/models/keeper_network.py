@@ -200,7 +200,9 @@ class Machine:
         self.door, self.refusals = None, []
         self.strands = []
         self.holdings = Holdings({}, lambda *_: None)
-        setup = SimpleNamespace(job=JOB, replicas=network.replicas, rate_bytes=1e15)
+        setup = SimpleNamespace(
+            job=JOB, replicas=network.replicas, rate_bytes=1e15, each_step=network.each_step
+        )
         lock = threading.RLock()
         network.made = self
         self.peers = peers.Peers(
@@ -246,8 +248,8 @@ class Machine:
 class Network:
     """All machines, and who reaches whom."""
 
-    def __init__(self, patch, num_replicas):
-        self.replicas = num_replicas
+    def __init__(self, patch, num_replicas, each_step=False):
+        self.replicas, self.each_step = num_replicas, each_step
         self.machines = {}  # by node
         self.strand = None
         self.made = None

@@ -139,9 +139,11 @@ class Replicas(RuleBasedStateMachine):
         self.newest = {}  # (holder, owner) → age of what lies there
         self.flipped = set()  # (node, arena)
 
-    @initialize(count=st.integers(3, MACHINES_MAX), num_replicas=st.integers(1, 2))
-    def begins(self, count, num_replicas):
-        self.network = Network(self.patch, num_replicas)
+    @initialize(
+        count=st.integers(3, MACHINES_MAX), num_replicas=st.integers(1, 2), each_step=st.booleans()
+    )
+    def begins(self, count, num_replicas, each_step):
+        self.network = Network(self.patch, num_replicas, each_step)
         for _ in range(count):
             self.comes()
         self.attempt_forms()

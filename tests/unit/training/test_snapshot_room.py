@@ -8,8 +8,9 @@ import pytest
 from fake_cuda import Cuda
 from outlast import config
 from outlast.checkpoint import devices
+from outlast.keeper import wire
 from outlast.keeper.memory import Arena
-from outlast.training.sharing import SnapshotRoom, snapshots_stay
+from outlast.training.sharing import KeptSteps, SnapshotRoom, StepKept, snapshots_stay
 
 
 def wanted(monkeypatch, world_size, local, arguments):
@@ -72,14 +73,18 @@ def test_where_a_snapshot_may_be_all_there_is(
 
 
 class Client:
-    """A keeper that gives two arenas of any size."""
+    """A keeper that gives some arenas of any size."""
 
     alone = -1
 
+    def __init__(self, count=2):
+        self.count = count
+
     def reserve(self, size, *_, **__):
-        arenas = [Arena.make(size) for _ in range(2)]
+        arenas = [Arena.make(size) for _ in range(self.count)]
+        numbers = tuple(range(self.count))
         reserved = SimpleNamespace(
-            arenas=(0, 1), ring_bytes=0, num_bytes=size, words="", alone=self.alone
+            arenas=numbers, ring_bytes=0, num_bytes=size, words="", alone=self.alone
         )
         return reserved, arenas
 
@@ -155,3 +160,89 @@ def test_what_is_nowhere_else_is_not_written_over():
     assert room.take(set())[0] == 1
     del room._buffers[1]
     assert room.take(set())[0] == 0, "with room for one there is no choice"
+
+
+# --- each step -----------------------------------------------------------------------------------
+
+
+def each_step_room(alone=-1, count=4):
+    """A room whose keeper has given it so many arenas."""
+    settings = config.load({"checkpoint.each_step": True}, environ={})
+    room, client = SnapshotRoom(settings, 1), Client(count)
+    client.alone = alone
+    room.reserve(client, 100)
+    return room
+
+
+def test_each_step_asks_for_two_versions_one_in_the_making_and_one_for_storage(monkeypatch):
+    assert wanted(monkeypatch, 4, 2, {"checkpoint.each_step": True}) == 4
+    assert wanted(monkeypatch, 1, 1, {"checkpoint.each_step": True}) == 4
+    assert wanted(monkeypatch, 1, 1, {"checkpoint.each_step": True, "checkpoint.buffers": 6}) == 6
+
+
+def test_the_newest_step_that_all_hold_is_not_written_over():
+    room = each_step_room()
+    steps = KeptSteps(room)
+    arenas = []
+    for serial in range(1, 10):
+        held = 2 if serial > 2 else 0  # of what came later some machine has no copy
+        arenas.append(room.take(set())[0])
+        steps.whole(serial, arenas[-1], held)
+    assert arenas.count(arenas[1]) == 1
+    steps.whole(10, room.take(set())[0], 9)
+    assert room.is_free({arenas[8]})
+    assert arenas[1] in [room.take(set())[0] for _ in range(3)]
+
+
+def test_what_an_attempt_begins_with_stays_until_a_step_of_it_is_held():
+    room = each_step_room(alone=3)
+    steps = KeptSteps(room)
+    taken = set()
+    for serial in range(1, 6):
+        number = room.take(set())[0]
+        taken.add(number)
+        steps.whole(serial, number, 0)
+    assert taken == {0, 1}, "2 and 3 hold the newest two of the attempt before"
+    steps.whole(6, room.take(set())[0], 5)
+    assert room.take(set())[0] in {2, 3}
+
+
+@pytest.mark.parametrize(
+    ("end", "word", "copied", "expected"),
+    [
+        (None, None, False, None),
+        (StepKept(), None, False, StepKept()),
+        (StepKept(), None, True, None),
+        (StepKept(), wire.CopyMade(step=6, serial=6, num=1), True, None),
+        (StepKept(), wire.CopyMade(step=7, serial=7, num=1), True, StepKept()),
+        (StepKept(), wire.CopyMade(step=8, serial=8, num=1), True, StepKept()),
+        (
+            StepKept(),
+            wire.CopyMade(step=7, serial=7, reason="b: no memory"),
+            True,
+            StepKept("b: no memory", is_own=True),
+        ),
+        (
+            StepKept(),
+            wire.CopyMade(step=7, serial=7),
+            True,
+            StepKept("no other machine is to hold copies", is_own=True),
+        ),
+        (StepKept("lost"), None, True, StepKept("lost")),
+        (None, wire.CopyMade(step=7, serial=7, num=1), True, None),
+    ],
+)
+def test_how_it_went_with_a_step(end, word, copied, expected):
+    steps = KeptSteps(each_step_room())
+    if end is not None:
+        steps.ended(7, end)
+    if word is not None:
+        steps.copied(word)
+    assert steps.how(7, copied=copied) == expected
+
+
+def test_whose_fault_it_is_that_a_step_is_late():
+    steps = KeptSteps(each_step_room())
+    assert not steps.late(7, 10.0).is_own
+    steps.ended(7, StepKept())
+    assert steps.late(7, 10.0) == StepKept("its copy has not arrived within 10 s", is_own=True)
