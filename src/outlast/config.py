@@ -232,6 +232,10 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     """Whether workers are forked from a process that has imported everything."""
     workers_in_process: Annotated[bool, Setting(False, parse_bool)]
     """Whether workers live through the loss of others, where the script lets them."""
+    workers_late: Annotated[str, Setting("wait", parse_late)]
+    """What follows where a worker is late in synchronous steps: wait, move, drop."""
+    workers_late_factor: Annotated[float, Setting(1.5, parse_late_factor)]
+    """How many times as long as the others a late worker takes."""
 
     restart_without_progress: Annotated[int, Setting(5, parse_attempts)]
     """Attempts in a row that may end without progress."""
@@ -574,6 +578,12 @@ parse_straggler: Final = _one_of(
     "leave out",
     problem="is nothing that could be done about a slow rank",
 )
+parse_late: Final = _one_of(
+    *("wait", "move", "drop"), problem="is nothing that could be done about a late worker"
+)
+parse_late_factor: Final = _at_least(
+    1.1, "is not a factor from 1.1 on; write a number like 1.5, how many times as long it may take"
+)
 parse_attempts: Final = _whole(1, "is not a number of attempts; write a whole number from 1")
 parse_failures: Final = _or_auto(
     _whole(0, "is not a number of failures; write auto or a whole number, 0 for any number")
@@ -680,6 +690,12 @@ def _require_command(settings: Settings) -> None:
         raise ConfigError(
             'health.straggler is "notify", and health.notify is not set: nobody would be told; '
             'write health.notify = "mail-us", a command that reads the event from its input'
+        )
+    if settings.workers_late != "wait" and settings.workers_in_process:
+        raise ConfigError(
+            f'workers.late is "{settings.workers_late}", and workers.in_process is true: a worker '
+            "that takes a lost one's place does not know who makes which shards; leave one of the "
+            "two settings out"
         )
 
 

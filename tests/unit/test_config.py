@@ -128,6 +128,8 @@ CASES = {
     "health.notify": ("a", "b", "c", lambda s: " ".join(s.health_notify)),
     "workers.warm": ("true", "false", "true", lambda s: str(s.workers_warm).lower()),
     "workers.in_process": ("true", "false", "true", lambda s: str(s.workers_in_process).lower()),
+    "workers.late": ("move", "drop", "wait", lambda s: s.workers_late),
+    "workers.late_factor": ("1.2", "1.3", "1.4", lambda s: str(s.workers_late_factor)),
     "restart.without_progress": ("2", "3", "4", lambda s: str(s.restart_without_progress)),
     "restart.failures": ("0", "1", "2", lambda s: str(s.restart_failures)),
     "restart.window": ("1 s", "2 s", "4 s", lambda s: f"{s.restart_window_s:g} s"),
@@ -520,6 +522,8 @@ BAD = [
         ("price.currency", value, "is not a currency; write its code")
         for value in (5, "usd", "dollars", "<b>")
     ),
+    ("workers.late", "moved", "nothing that could be done about a late worker; did you mean move?"),
+    *(("workers.late_factor", value, "from 1.1 on") for value in (1, "x", "nan", True)),
     *(("price.kind", value, "is not a kind of machine") for value in ("", 5, "a=b", "x" * 101)),
 ]
 
@@ -529,6 +533,13 @@ def test_bad_values(key, value, says):
     found = refusal({key: value})
     assert found.startswith(f"{key} (from argument): ")
     assert says in found
+
+
+def test_late_workers_and_survivors_that_keep_their_processes_are_refused_together():
+    both = {"workers.late": "move", "workers.in_process": True}
+    with pytest.raises(ConfigError, match="leave one of the two settings out"):
+        load(both)
+    assert load({**both, "workers.late": "wait"}).workers_in_process
 
 
 # --- explaining ----------------------------------------------------------------------------------
@@ -595,6 +606,8 @@ def test_rows_for_explain():
         "health.notify": ("", "default"),
         "workers.warm": ("true", "default"),
         "workers.in_process": ("false", "default"),
+        "workers.late": ("wait", "default"),
+        "workers.late_factor": ("1.5", "default"),
         "restart.without_progress": ("5", "default"),
         "restart.failures": ("auto", "default"),
         "restart.window": ("1 h", "default"),

@@ -26,6 +26,7 @@ from outlast.data.order import places_of
 from outlast.data.trail import (
     DRAWN,
     MISSING,
+    Dropped,
     Finding,
     SampleRecord,
     Stretch,
@@ -84,6 +85,9 @@ class SampleVerdict(msgspec.Struct, frozen=True, kw_only=True):
         faults: why not.
         stretches: what one loop of an attempt handed out or left out, or several together.
         left_out: what was left out on purpose; it is no fault.
+        dropped: what was handed out to a worker that was late and is in no sum, as far as it is
+            listed; no fault either, where ``workers.late`` is "drop".
+        num_dropped: how many samples that are in all.
     """
 
     steps: int
@@ -92,6 +96,8 @@ class SampleVerdict(msgspec.Struct, frozen=True, kw_only=True):
     faults: list[SampleFault]
     stretches: list[Stretch]
     left_out: list[SamplesLeftOut] = []
+    dropped: list[Dropped] = []
+    num_dropped: int = 0
 
 
 class History:
@@ -128,6 +134,7 @@ class History:
                 raise ValueError("too many other samples came for all of them to be known")
             size = stretch.global_batch
             first = stretch.position + (step - stretch.step - 1) * size
+            dropped = self._dropped_of(step, first)
             got = [
                 [one] for one in expected(stretch.order, np.arange(first, first + size)).tolist()
             ]
@@ -139,8 +146,20 @@ class History:
                     got[ends[place]].append(finding.got)
                 else:
                     got[place][:1] = [] if finding.got == MISSING else [finding.got]
-            return [one for here in got for one in here]
+            return [one for place, here in enumerate(got) if place not in dropped for one in here]
         raise ValueError("no record covers it")
+
+    def _dropped_of(self, step: int, first: int) -> set[int]:
+        """Which samples of a step are not in its sum, by their place in the batch."""
+        listed, unlisted_from = self._record.dropped, self._record.unlisted_from
+        if unlisted_from and step >= unlisted_from:
+            raise ValueError("too many samples of late workers were dropped to list all of them")
+        return {
+            one.position - first + place
+            for one in listed
+            if one.step == step
+            for place in range(one.num)
+        }
 
     def verdict(self) -> SampleVerdict:
         """Work the order out again and compare."""
@@ -159,6 +178,8 @@ class History:
             faults=faults,
             stretches=self.stretches,
             left_out=[_left_out(stretch) for stretch in self.stretches if stretch.left_out],
+            dropped=sorted(self._record.dropped, key=lambda one: (one.step, one.position)),
+            num_dropped=sum(one.num for one in self._record.dropped) + self._record.more_dropped,
         )
 
     def _within(self, first: int, last: int) -> list[Finding]:

@@ -214,9 +214,11 @@ class OutlastFeed:
         self._begin(step, left_out=self._size())
 
     def _span(self) -> tuple[int, int, int] | None:
-        """(first, count, samples of all) of the newest batch, where batches differ in size."""
+        """(first, count, samples of all) of the newest batch, where batches are cut unlike."""
         loader = self.loader
-        if loader.global_batch or not isinstance(loader, Loader) or loader.portion is None:
+        if not isinstance(loader, Loader) or loader.portion is None:
+            return None
+        if loader.global_batch and loader.has_usual_shares:
             return None
         portion = loader.portion
         return portion.place.position + portion.first, portion.num, portion.size

@@ -20,7 +20,9 @@ with it the training).
 
 from __future__ import annotations
 
+import itertools
 import math
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
@@ -40,7 +42,15 @@ from outlast.data.drawn import (
     drawn_by_weights,
 )
 from outlast.data.generators import GLOBAL, GeneratorWatch
-from outlast.data.order import Shards, held, mix64, sample_ids, sample_seed
+from outlast.data.order import (
+    Shards,
+    Shares,
+    held,
+    mix64,
+    ranges_of,
+    sample_ids,
+    sample_seed,
+)
 from outlast.data.random_state import preserved, seed_all
 from outlast.data.usage import answered, checked_size, only_one
 from outlast.errors import ConfigError
@@ -49,6 +59,7 @@ KIND: Final = "outlast"
 FORM: Final = "outlast.data.Loader(dataset, global_batch=B)"
 
 COLLATE_TAG = 0xC011A7E
+_numbers: Final = itertools.count(1)  # of this process' loaders
 _LIMIT = 1 << 63
 
 
@@ -77,6 +88,9 @@ class Loader:
         handed: the ids of the samples in the batch handed out last, in its order: those that
             the data set was asked for, told by whoever asked it.
         portion: this worker's part of that batch.
+        waited_s: how long that batch was waited for, in seconds.
+        number: its own among this process' loaders, from 1.
+        loaded_to: the furthest place in the job's data that batches were asked for up to.
 
     Args:
         dataset: has ``__len__`` and ``__getitem__``; samples are fetched one by one with the
@@ -169,6 +183,10 @@ class Loader:
         self.portion: Portion | None = None
         self.rank = 0
         self.world_size = 1
+        self.waited_s = 0.0
+        self.number = next(_numbers)
+        self.loaded_to = 0
+        self._shares = Shares(self.shards or 1, 1)
         self._place = DrawnPlace()
         self._watch: GeneratorWatch | None = None
         self._resting: _Running | None = None  # between two loops, where its processes persist
@@ -217,7 +235,37 @@ class Loader:
             )
         if self._drawn is not None:
             self._drawn.check_workers(world_size)
+        if world_size != self.world_size:
+            self._shares = Shares(self.shards or 1, world_size)
         self.rank, self.world_size = rank, world_size
+
+    def share_out(self, position: int, counts: Sequence[int]) -> None:
+        """From a place on each worker holds so many shards; all workers say it, of the same place.
+
+        Args:
+            position: where a batch begins, not before ``loaded_to`` of any worker.
+            counts: of each worker, as many as there are shards in all.
+        """
+        assert position >= self.loaded_to  # noqa: S101 - what is loaded would be another worker's
+        self._shares.change(position, counts)
+
+    @property
+    def has_usual_shares(self) -> bool:
+        """Whether each batch so far, as far as it is remembered, was shared out as ever."""
+        return self._shares.are_usual
+
+    @property
+    def newest_shares(self) -> tuple[int, ...]:
+        """How many shards each worker holds of the batches furthest ahead."""
+        return self._shares.newest
+
+    def _span_at(self, position: int) -> tuple[int, int, tuple[int, ...]]:
+        """(first, behind the last) of this worker's samples in a batch, and the shares in it."""
+        counts = self._shares.at(position)
+        if not counts:
+            return *self.slice_of_batch, ()
+        mine, size = ranges_of(counts)[self.rank], self.global_batch // sum(counts)
+        return mine.start * size, mine.stop * size, counts
 
     @property
     def kind(self) -> str:
@@ -237,7 +285,10 @@ class Loader:
 
     @property
     def slice_of_batch(self) -> tuple[int, int]:
-        """(first, behind the last) of this worker's samples in each global batch of one size."""
+        """(first, behind the last) of this worker's samples in each global batch of one size.
+
+        Unless shares have changed.
+        """
         num_parts = self.shards or self.global_batch
         mine = held(num_parts, self.rank, self.world_size)
         size = self.global_batch // num_parts if num_parts else 0
@@ -289,7 +340,9 @@ class Loader:
         expected, is_left = self._place, False
         try:
             while True:
+                since_s = time.monotonic()
                 batch, handed = next(running.batches)
+                self.waited_s = time.monotonic() - since_s
                 if self._place != expected:
                     raise ConfigError(
                         f"the loader was at sample {expected.position} and is now at "
@@ -299,6 +352,8 @@ class Loader:
                 self.portion = next(running.portions)
                 self._place = expected = self.portion.behind
                 self.handed = np.frombuffer(handed, np.int64)
+                if isinstance(batch, Shards):
+                    batch.loader = self.number
                 is_left = True
                 yield batch
                 is_left = False
@@ -325,7 +380,7 @@ class Loader:
         loader = torch.utils.data.DataLoader(
             self._slices(),
             batch_size=None,
-            sampler=_Spans(self._portions),
+            sampler=_Spans(self),
             num_workers=self.num_workers,
             collate_fn=identity,
             pin_memory=self.pin_memory,
@@ -351,8 +406,8 @@ class Loader:
     def _portions(self) -> Iterator[Portion]:
         """This worker's parts of the batches from here on."""
         place, drawn = self._place, self._drawn
-        first, stop = self.slice_of_batch
         while True:
+            first, stop, _ = self._span_at(place.position)
             if drawn is not None and not self.global_batch:
                 portion = drawn.step(place, self.rank, self.world_size)
             else:
@@ -442,15 +497,35 @@ def _shown(name: str, value: Any) -> str:
     return f"an order by {value}" if value else "an order of its own"
 
 
+class _PartSpan(NamedTuple):
+    """What a worker loads of one batch.
+
+    Attributes:
+        position: of its first sample.
+        ids: of its samples, or how many there are.
+        first: its place in the batch.
+        counts: how many shards each worker holds of the batch; () for the usual ones.
+    """
+
+    position: int
+    ids: list[int] | int
+    first: int = 0
+    counts: tuple[int, ...] = ()
+
+
 class _Spans:
-    """What this worker loads, step by step: (first position, ids or how many)."""
+    """What this worker loads, step by step."""
 
-    def __init__(self, portions: Callable[[], Iterator[Portion]]) -> None:
-        self._portions = portions
+    def __init__(self, loader: Loader) -> None:
+        self._loader = loader
 
-    def __iter__(self) -> Iterator[tuple[int, list[int] | int]]:
-        for one in self._portions():
-            yield one.place.position + one.first, one.num if one.ids is None else one.ids
+    def __iter__(self) -> Iterator[_PartSpan]:
+        loader = self._loader
+        for one in loader._portions():
+            position = one.place.position
+            loader.loaded_to = one.behind.position
+            ids, counts = one.num if one.ids is None else one.ids, loader._span_at(position)[2]
+            yield _PartSpan(position + one.first, ids, one.first, counts)
 
 
 class Slices:
@@ -462,24 +537,24 @@ class Slices:
         self._seed = loader.seed
         self._shards = loader.shards
         self._size = loader.global_batch // (loader.shards or 1)  # of a shard
-        self._first = loader.slice_of_batch[0]
         self._order: dict[str, Any] = {
             "size": loader.size,
             "seed": loader.seed,
             "shuffle": loader.shuffle,
         }
 
-    def __getitem__(self, span: tuple[int, list[int] | int]) -> tuple[Any, bytes]:
+    def __getitem__(self, span: _PartSpan) -> tuple[Any, bytes]:
         """The batch, and the ids that the data set was asked for as int64 (bytes pass any pipe)."""
-        position, ids = span
+        ids = span.ids
         if isinstance(ids, int):
-            ids = self.ids(position, ids)
+            ids = self.ids(span.position, ids)
         if torch.utils.data.get_worker_info() is not None:
-            return self._load(position, ids)
+            return self._load(span, ids)
         with preserved(cuda=False):
-            return self._load(position, ids)
+            return self._load(span, ids)
 
-    def _load(self, position: int, ids: list[int]) -> tuple[Any, bytes]:
+    def _load(self, span: _PartSpan, ids: list[int]) -> tuple[Any, bytes]:
+        position = span.position
         if self._shards is None:
             return self._fetch(position, ids)
         starts = range(0, len(ids), self._size)
@@ -487,8 +562,9 @@ class Slices:
         batch = Shards(
             [part for part, _ in found],
             of=self._shards,
-            first=self._first // self._size,
-            position=position - self._first,
+            first=span.first // self._size,
+            position=position - span.first,
+            counts=span.counts,
         )
         return batch, b"".join(asked for _, asked in found)
 

@@ -15,8 +15,9 @@ are not promised across versions of torch).
 
 ``Shards`` is a global batch cut into a fixed number of shards, and the part of it that one worker
 holds. Guarantees: which samples a shard has depends on nothing but the batch; which shards a worker
-holds depends on nothing but the number of shards and of workers. Each shard is collated by itself:
-its padding and its shape are the same wherever it is computed.
+holds depends on nothing but the number of shards and of workers, unless the batch has shares of its
+own (``Shares``, where a late worker's are made by others). Each shard is collated by itself: its
+padding and its shape are the same wherever it is computed.
 
 Rejected: cutting up the batch that a worker was given (a collated batch has been padded to what is
 in it, and random numbers of ``collate_fn`` belong to all of it).
@@ -24,8 +25,9 @@ in it, and random numbers of ``collate_fn`` belong to all of it).
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
@@ -36,6 +38,7 @@ _MASK = (1 << 64) - 1
 _NUM_ROUNDS = 8
 _SORTED_SIZE = 64
 
+CHANGES_KEPT: Final = 8  # of shares: a loader is asked for places that it has just left
 _KEY_TAG = 0x0DDE4
 _SEED_TAG = 0x5A3D
 
@@ -191,6 +194,58 @@ def held(num_shards: int, rank: int, world_size: int) -> range:
     return range(num_shards * rank // world_size, num_shards * (rank + 1) // world_size)
 
 
+def ranges_of(counts: Sequence[int]) -> list[range]:
+    """The shards of each worker, where worker r holds ``counts[r]`` of them."""
+    ends = [*itertools.accumulate(counts)]
+    return [range(end - count, end) for count, end in zip(counts, ends, strict=True)]
+
+
+def usual_counts(num_shards: int, world_size: int) -> tuple[int, ...]:
+    """How many shards each worker holds unless somebody has said otherwise."""
+    return tuple(len(held(num_shards, rank, world_size)) for rank in range(world_size))
+
+
+class Shares:
+    """How many shards each worker holds, from which place in the data on.
+
+    Every worker has the same list, and a place is asked for before its batch is loaded: so what was
+    loaded ahead fits what the others have loaded, however far ahead that was.
+
+    Args:
+        num_shards: of a global batch.
+        world_size: number of workers.
+    """
+
+    def __init__(self, num_shards: int, world_size: int) -> None:
+        self._usual = usual_counts(num_shards, world_size)
+        self._changes: list[tuple[int, tuple[int, ...]]] = []  # (position, counts), in order
+
+    @property
+    def are_usual(self) -> bool:
+        """Whether they were at every place that is still remembered."""
+        return not self._changes
+
+    @property
+    def newest(self) -> tuple[int, ...]:
+        """The counts at the furthest place that anybody has spoken of."""
+        return (self._changes[-1][1] if self._changes else ()) or self._usual
+
+    def at(self, position: int) -> tuple[int, ...]:
+        """The counts of the batch that begins at ``position``; () for the usual ones."""
+        counts: tuple[int, ...] = ()
+        for start, changed in self._changes:
+            if start > position:
+                break
+            counts = changed
+        return counts
+
+    def change(self, position: int, counts: Sequence[int]) -> None:
+        """From ``position`` on they are these; all workers say so before any has loaded it."""
+        now = tuple(counts)
+        kept = [one for one in self._changes if one[0] < position][-CHANGES_KEPT:]
+        self._changes = [*kept, (position, () if now == self._usual else now)]
+
+
 class Shards:
     """What a worker holds of one global batch; made by ``outlast.data.Loader(…, shards=V)``.
 
@@ -200,21 +255,36 @@ class Shards:
         first: which of them ``parts`` begins with.
         position: samples that the job has consumed before, or another number that no other batch
             of the job has; all workers' are the same. Random numbers are seeded with it.
+        counts: how many shards each worker holds of this batch, the same on all of them; () for the
+            usual ones.
+        loader: number of the loader that it is from; 0 where it was made by hand.
 
     Raises:
         ConfigError: the numbers do not fit.
     """
 
-    def __init__(self, parts: Sequence[Any], *, of: int, first: int, position: int) -> None:
+    def __init__(
+        self,
+        parts: Sequence[Any],
+        *,
+        of: int,
+        first: int,
+        position: int,
+        counts: Sequence[int] = (),
+    ) -> None:
         if first < 0 or first + len(parts) > of or position < 0:
             raise ConfigError(
                 f"{len(parts)} shards from number {first} on, at position {position}, are not "
                 f"part of {of} shards; shards and positions count from 0"
             )
+        if counts and (min(counts) < 0 or sum(counts) != of):
+            raise ConfigError(f"counts {list(counts)} are not those of {of} shards in all")
         self.parts = list(parts)
         self.of = of
         self.first = first
         self.position = position
+        self.counts = tuple(counts)
+        self.loader = 0
 
     def __len__(self) -> int:
         return len(self.parts)
@@ -224,4 +294,6 @@ class Shards:
         from torch.utils.data._utils.pin_memory import pin_memory
 
         parts = [pin_memory(part) for part in self.parts]
-        return Shards(parts, of=self.of, first=self.first, position=self.position)
+        return Shards(
+            parts, of=self.of, first=self.first, position=self.position, counts=self.counts
+        )

@@ -159,6 +159,7 @@ def _feed(digest: Any, item: Any) -> None:
 
 KEPT: Final = 64
 FINDINGS_MAX: Final = 256  # of each worker
+DROPPED_MAX: Final = 64  # likewise
 LOT: Final = 1 << 14  # ids that are noted together
 BATCHES_TOLD, IDS_TOLD = 16, 1 << 10  # or, where the record is told at each step, so few at most
 _LOT: Final = "lot"
@@ -217,6 +218,20 @@ class Finding(msgspec.Struct, kw_only=True, frozen=True):
     is_extra: bool = False
 
 
+class Dropped(msgspec.Struct, kw_only=True, frozen=True):
+    """Samples that were handed out to a worker that was late, and are in no step's sum.
+
+    Attributes:
+        step: number of the step, from 1.
+        position: the first one's place, as the job's cursor.
+        num: how many, one behind the other.
+    """
+
+    step: int
+    position: int
+    num: int
+
+
 class SampleRecord(msgspec.Struct, kw_only=True):
     """What one worker's checkpoint says.
 
@@ -224,11 +239,25 @@ class SampleRecord(msgspec.Struct, kw_only=True):
         stretches: oldest first.
         findings: the first ones.
         more: findings that are not listed.
+        dropped: the first ones.
+        more_dropped: samples that were dropped and are not listed.
+        unlisted_from: the first step that such samples were dropped in; 0 for none.
     """
 
     stretches: list[Stretch] = []
     findings: list[Finding] = []
     more: int = 0
+    dropped: list[Dropped] = []
+    more_dropped: int = 0
+    unlisted_from: int = 0
+
+    def drop(self, one: Dropped) -> None:
+        """Note samples of a step that is complete."""
+        if len(self.dropped) < DROPPED_MAX:
+            self.dropped = [*self.dropped, one]
+        else:
+            self.more_dropped += one.num
+            self.unlisted_from = self.unlisted_from or one.step
 
 
 def expected(order: Mapping[str, Any], positions: Ids) -> Ids:
@@ -315,6 +344,7 @@ class Trail:
         self._noted = 0  # steps of the open stretch that are in its digest
         self._lot: list[_Had] = []
         self._lot_size = 0
+        self._dropped: Dropped | None = None  # of the newest batch, whose step may not be complete
 
     def begin(
         self,
@@ -372,12 +402,27 @@ class Trail:
         assert stretch is not None  # noqa: S101 - a feed begins before it hands out
         alike = stretch.samples_end + self._first, self._count, stretch.global_batch
         had = _Had(*(span or alike), ids)
+        self._keep_dropped()
         stretch.steps += 1
         stretch.samples_end += had.size
         if self._lot_size >= LOT:
             self._note()
         self._lot.append(had)
         self._lot_size += max(len(ids), 1)  # there may be fewer shards than workers
+
+    def dropped(self, num: int) -> None:
+        """The last ``num`` samples of the newest batch of this worker are not in its step's sum."""
+        stretch, newest = self._open, self._lot[-1]
+        assert stretch is not None  # noqa: S101 - a batch was handed out
+        step, end = stretch.step + stretch.steps, newest.first + newest.num
+        if self._dropped is not None:  # of another pass over the same batch
+            num = max(num, self._dropped.num)
+        self._dropped = Dropped(step=step, position=end - num, num=num)
+
+    def _keep_dropped(self) -> None:
+        one, self._dropped = self._dropped, None
+        if one is not None:
+            self._record.drop(one)
 
     def cut(self, step: int) -> None:
         """No batch follows, and those handed out after ``step`` completed ones are forgotten."""
@@ -401,9 +446,9 @@ class Trail:
         stretches = [*self._record.stretches]
         if self._open is not None and self._open.steps:
             stretches.append(self._open)
-        record = SampleRecord(
-            stretches=_kept(stretches), findings=self._record.findings, more=self._record.more
-        )
+        record = msgspec.structs.replace(self._record, stretches=_kept(stretches))
+        if self._dropped is not None:
+            record.drop(self._dropped)
         # A stretch without a step is of this worker alone: who takes over begins the same one.
         is_begun = self._open is not None and not self._open.steps
         found = {"number": self._number - is_begun, **msgspec.to_builtins(record)}
@@ -425,10 +470,13 @@ class Trail:
         records = [read_record(other) for other in others]
         self._record = merged([_without_counts(read_record(state)), *records])
         self._number = int(state.get("number", 0))
-        self._open, self._lot, self._lot_size = None, [], 0
+        self._open, self._lot, self._lot_size, self._dropped = None, [], 0, None
 
     def _close(self, step: int) -> None:
         stretch = self._open
+        if self._dropped is not None and self._dropped.step <= step:
+            self._keep_dropped()
+        self._dropped = None
         while stretch is not None and self._lot and stretch.step + stretch.steps > step:
             stretch.steps -= 1
             stretch.samples_end -= self._lot.pop().size
@@ -521,6 +569,10 @@ def merged(records: Iterable[SampleRecord]) -> SampleRecord:
     for record in records:
         found.findings = [*found.findings, *record.findings]
         found.more += record.more
+        found.dropped = [*found.dropped, *record.dropped]
+        found.more_dropped += record.more_dropped
+        steps = [one.unlisted_from for one in (found, record) if one.unlisted_from]
+        found.unlisted_from = min(steps, default=0)
         for stretch in record.stretches:
             known = by_number.get(stretch.number)
             if known is None:

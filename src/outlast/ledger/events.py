@@ -59,6 +59,12 @@ hang               rank, ranks, nodes (of the culprits), step (completed), phase
 straggler          node, ranks (of that machine), cause (compute, loader, burst), of (which of
                    the first two, of a burst too), factor, since_step, step (the newest judged),
                    own_s, others_s, lost_s (of each step), saving, over (it has recovered), action
+late_moved         step (behind which it was decided), from_step (the first one made so), counts (of
+                   shards, by rank), late (ranks), factors (of these: times as long as the others),
+                   back (ranks that are late no more), probes (ranks without shards that get one
+                   for some steps, to see how fast they are)
+late_dropped       first_step, step (since the line before), steps (of these: in which something was
+                   dropped), samples {rank: how many} (that are in no step's sum)
 anomaly            step, first (the first step that it may have begun in), what ("loss"), kind
                    ("nan", "infinity", "spike"), value, usual, limit, ranks, action
 rollback           step (to go on from; 0: the start), first, batches {loop, first, last} that are
@@ -129,6 +135,8 @@ EventName = Literal[
     "let_in",
     "hang",
     "straggler",
+    "late_moved",
+    "late_dropped",
     "anomaly",
     "rollback",
     "healthy",

@@ -450,6 +450,45 @@ class Failing:
         return f"step {event.get('step')} is in tier {tier}: copies work again"
 
 
+def _late_moved(event: Event) -> str:
+    """Shares of the work that changed; to see how fast a worker is, is no news."""
+    counts, late = event.get("counts"), event.get("late")
+    factors, back = event.get("factors"), event.get("back")
+    lists = (counts, late, factors, back)
+    if event.get("probes") or not all(isinstance(one, list) for one in lists):
+        return ""
+    numbers = [one for each in lists for one in each]  # a damaged line may hold anything
+    if not all(isinstance(one, int | float) for one in numbers):
+        return ""
+    said = [f"rank {rank} is as quick as the others again" for rank in back]
+    said += [
+        f"rank {rank} takes {factor:.1f} times as long as the others"
+        for rank, factor in zip(late, factors, strict=False)
+    ]
+    if not said:
+        return ""
+    made = f"ranks make {', '.join(map(str, counts))} of {sum(counts)} shards"
+    if len(counts) > RANKS_MAX:
+        made = f"the {sum(counts)} shards are shared out anew"
+    return (
+        f"{'; '.join(said)}: from step {event.get('from_step')} on {made}, and each step has the "
+        "samples that it would have had"
+    )
+
+
+def _late_dropped(event: Event) -> str:
+    samples = event.get("samples")
+    if not isinstance(samples, dict) or not all(isinstance(n, int) for n in samples.values()):
+        return ""
+    first, last = event.get("first_step"), event.get("step")
+    steps = f"step {last}" if first == last else f"{event.get('steps')} of steps {first} to {last}"
+    ranks = ", ".join(samples)
+    return (
+        f"{sum(samples.values())} samples of {steps} are in no sum: rank{'s'[: len(samples) > 1]} "
+        f"{ranks} {'were' if len(samples) > 1 else 'was'} late"
+    )
+
+
 _ANSWERS: Final = {
     "leave": "saving, then leaving",
     "save": "saving more often",
@@ -471,6 +510,8 @@ _TELLERS: Final[dict[str, Callable[[Event], str]]] = {
     "rollback": _rolled_back,
     "notice": _notice,
     "straggler": slow_sentence,
+    "late_moved": _late_moved,
+    "late_dropped": _late_dropped,
     "restart": _restart,
     "drain_agreed": left,
     "drained": lambda event: (

@@ -10,7 +10,8 @@ notices           ``drain`` what can still be saved before the machine goes
 machines          ``membership`` who takes part; ``exclusion`` who is kept out; ``succession``
                   who coordinates next
 watching          ``hang`` no progress, since when and by whom; ``stragglers`` slow ranks;
-                  ``rollbacks`` a training loss that goes wrong, and what is undone then
+                  ``late`` what is done about them; ``rollbacks`` a training loss that goes
+                  wrong, and what is undone then
 fitness           ``fitness`` one machine; ``fitness_peers`` machines beside each other
 ================  ===============================================================================
 

@@ -5,7 +5,11 @@ IEEE addition commutes. So there is one binary tree over the shards 0 … V-1, a
 of workers, the sum is the one that this tree brackets. It cuts V into as many groups as its largest
 prime factor says, each of these by the next one, and so on; the groups are added in halves. A
 worker holds consecutive shards, which some few nodes of the tree cover exactly; it adds up those by
-itself, and only they cross the network.
+itself, and only they cross the network. How many it holds makes no difference to the sum: where one
+is late, others may hold some of its shards.
+
+A shard that was left out counts as nothing in the sum, which is divided by V all the same; whoever
+knows how many were left out (``parts.py``) makes the mean of those that are there.
 
 What it costs: with W workers that have K nodes each, a worker sends K·(W-1)/W gradients to those
 that add them up, and (W-1)/W of the result. K is 1 where the tree has a row of W nodes of V/W
@@ -51,7 +55,7 @@ import torch
 import torch.distributed as dist
 
 from outlast.checkpoint import devices
-from outlast.data.order import held
+from outlast.data.order import ranges_of, usual_counts
 
 Node = tuple[int, int]  # the shards from … up to
 
@@ -141,22 +145,28 @@ class ReductionPlan:
         num_shards: V, at least 1.
         rank: this worker's, from 0.
         world_size: number of workers, at least 1; more than shards leaves some without any.
+        counts: how many shards each worker holds; () for the usual ones.
     """
 
     num_shards: int
     rank: int
     world_size: int
+    counts: tuple[int, ...] = ()
+
+    @cached_property
+    def ranges(self) -> list[range]:
+        """The shards of each worker."""
+        return ranges_of(self.counts or usual_counts(self.num_shards, self.world_size))
 
     @property
     def held(self) -> range:
         """The shards of this worker."""
-        return held(self.num_shards, self.rank, self.world_size)
+        return self.ranges[self.rank]
 
     @cached_property
     def nodes(self) -> list[list[Node]]:
         """The nodes of each worker, in order: all together they are all shards, in order."""
-        shares = (held(self.num_shards, rank, self.world_size) for rank in range(self.world_size))
-        return [list(cover(share, self.num_shards)) for share in shares]
+        return [list(cover(share, self.num_shards)) for share in self.ranges]
 
     @property
     def mine(self) -> list[Node]:
@@ -198,6 +208,8 @@ class Fold:
 
     At most log2 of the leaves are held at a time.
 
+    A leaf of None is one that is not there: nothing is added for it.
+
     Args:
         add: adds its second argument to its first, in place.
     """
@@ -211,7 +223,10 @@ class Fold:
         self._held.append(leaf)
         for _ in range(merges):
             right = self._held.pop()
-            self._add(self._held[-1], right)
+            if self._held[-1] is None:
+                self._held[-1] = right
+            elif right is not None:
+                self._add(self._held[-1], right)
 
     def pop(self) -> Any:
         """What the leaves so far came to; nothing is held afterwards."""
@@ -304,6 +319,18 @@ class Bucket:
         self._fold.push(leaf, turn.merges)
         if turn.node is not None:
             torch._foreach_copy_(self._views[turn.node], self._fold.pop())
+
+    def leave_out(self, number: int) -> None:
+        """One of this worker's shards is not there; ``number`` is which, from 0."""
+        turn = self._plan.turns[number]
+        self._fold.push(None, turn.merges)
+        if turn.node is None:
+            return
+        found = self._fold.pop()
+        if found is None:
+            self.nodes[turn.node].zero_()
+        else:
+            torch._foreach_copy_(self._views[turn.node], found)
 
     def forget(self) -> None:
         """Let go of what a step that was not finished has left."""

@@ -1,4 +1,4 @@
-"""Where rooms above hook into our sums: to measure waits, and to go on when a worker is lost.
+"""Where rooms above hook into our sums: waits, workers that are lost, workers that are late.
 
 The "losses" are lost workers, not values of a loss function. This room knows nothing of either: who
 does puts a function into one of the lists here. Each list has one entry at most, and mostly none;
@@ -8,10 +8,13 @@ then a wait costs a look at a list, and an error is raised as it came.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from typing import Final, Protocol
 
+import torch
+
+from outlast.data.order import Shards
 from outlast.data.trail import NOTHING, Noting, Rows
 
 
@@ -45,6 +48,46 @@ voiding: Final[list[Callable[[BaseException], bool]]] = []
 noting: Final[list[Noting]] = []
 # What is sent before training begins, and is of nothing where all have the same.
 beginning: Final[list[Callable[[], AbstractContextManager[None]]]] = []
+
+
+LATE_WORDS: Final = 6  # what each worker says of its time
+NO_TIME: Final = [0.0] * LATE_WORDS
+
+
+class LateWatch(Protocol):
+    """Whoever sees to it that nobody waits for long for a worker that is late.
+
+    Attributes:
+        may_leave_out: whether shards may be left out, of any worker.
+    """
+
+    may_leave_out: bool
+
+    def is_of(self, model: torch.nn.Module) -> bool:
+        """Whether it looks after the sums of this model."""
+
+    def begins(self, batch: Shards) -> None:
+        """The first shard of ``batch`` is about to be handed out."""
+
+    def goes_on(self, num_made: int) -> bool:
+        """Whether another shard is to be made, once so many are."""
+
+    def words(self) -> list[float]:
+        """What this worker says, ``LATE_WORDS`` of them, below 2^53."""
+
+    def heard(self, rows: torch.Tensor) -> None:
+        """What all workers said: (world_size, LATE_WORDS), float64."""
+
+    def left_out(self, num_made: Sequence[int], num_held: Sequence[int]) -> None:
+        """In this step not all shards were made that each worker holds."""
+
+
+late: Final[list[LateWatch]] = []
+
+
+def late_watch_of(model: torch.nn.Module) -> LateWatch | None:
+    """Who looks after it."""
+    return next((one for one in late if one.is_of(model)), None)
 
 
 class Sending:

@@ -20,9 +20,13 @@ was wrapped (where the next step begins). What changed is seen by the values (a 
 has not), since torch's batch norm writes its statistics past the version counter; large buffers
 (tables of positions, masks) are not compared, and seen by that counter.
 
+**Shards that are left out** (a worker that is over its time makes no more of its own): what is
+there is summed, and the mean is that of the shards that are there, whichever these are.
+
 **Summary**: what the workers tell each other at the end of a step, in one small message each. Each
 shard's loss and whole-number buffers; which parameters had a gradient and which buffers changed,
-anywhere; how the parameters are laid out; and a few words of each worker's. On a GPU nothing of it
+anywhere; how the parameters are laid out; how many shards each worker has made; and a few words of
+each worker's. On a GPU nothing of it
 is read by the host unless somebody asks.
 """
 
@@ -34,7 +38,6 @@ from typing import Any, Final
 
 import torch
 
-from outlast.data.order import held
 from outlast.errors import ConfigError
 from outlast.reduce.exchange import (
     Bucket,
@@ -138,6 +141,15 @@ class ModelGradients:
             for number in range(len(self._buckets)):
                 self._exchange.launch(number)
 
+    def leave_out(self, num_made: int) -> None:
+        """This worker makes no more of its shards than these, one at least."""
+        for number in range(num_made, self._num_held):
+            for bucket in self._buckets:
+                bucket.leave_out(number)
+        self._exchange.begin()
+        for number in range(len(self._buckets)):
+            self._exchange.launch(number)
+
     def finish(self) -> None:
         """Wait for the sums.
 
@@ -146,6 +158,11 @@ class ModelGradients:
         """
         with waiting():
             self._exchange.finish()
+
+    def scale(self, num_shards: int, num_made: int) -> None:
+        """Make means over ``num_made`` shards of sums that were divided by ``num_shards``."""
+        for bucket in self._buckets:
+            bucket.result.mul_(num_shards).div_(num_made)
 
     def give_up(self) -> None:
         """The step has no sums."""
@@ -217,11 +234,12 @@ class Summary:
         plan: the tree.
         device: where the messages are made.
         group: the process group; None is the default one.
-        losses: of each shard held here, 0-dimensional.
-        numbers: of each shard held here, the whole-number buffers as it left them.
+        losses: of each shard that was made here, 0-dimensional; those that were not come last.
+        numbers: likewise, the whole-number buffers as it left them.
         bits: truths about this worker, to be or-ed over all workers.
         layout: a word for how this worker's parameters are laid out, below 2^53.
         words: of this worker, ``NUM_WORDS`` of them, below 2^53.
+        late_words: likewise, ``LATE_WORDS`` of them, of its time.
     """
 
     def __init__(
@@ -236,13 +254,15 @@ class Summary:
         bits: Sequence[bool],
         layout: int,
         words: Sequence[float],
+        late_words: Sequence[float],
     ) -> None:
         self._plan = plan
         self._width = 1 + num_numbers  # of a shard's part
         self._bits_here = list(bits)
-        most = -(-plan.num_shards // plan.world_size)
-        self._end = end = most * self._width
-        self._start = end + 1 + len(words)  # of the bits
+        self._counts = [len(each) for each in plan.ranges]
+        self._end = end = max(self._counts) * self._width
+        self._late = end + 2 + len(words)
+        self._start = self._late + len(late_words)  # of the bits
         values = [
             value.detach().reshape(()).to(device, _DTYPE)
             for loss, more in zip(losses, numbers, strict=True)
@@ -251,33 +271,52 @@ class Summary:
         row = torch.zeros(self._start + len(bits), dtype=_DTYPE, device=device)
         if values:
             row[: len(values)] = torch.stack(values)
-        more = torch.tensor([layout, *words, *bits], dtype=_DTYPE)
-        row[end:] = more.to(device, non_blocking=True)
+        rest = [layout, len(losses), *words, *late_words, *bits]
+        row[end:] = torch.tensor(rest, dtype=_DTYPE).to(device, non_blocking=True)
         self._rows = row[None]
         if plan.world_size > 1:
             self._rows = row.new_empty(plan.world_size, row.numel())
             gather(self._rows.view(-1), row, group)
 
     def _of_shards(self) -> torch.Tensor:
-        """(V, width): the shards' parts, in order."""
-        parts = []
-        for rank, row in enumerate(self._rows):
-            count = len(held(self._plan.num_shards, rank, self._plan.world_size))
-            parts.append(row[: count * self._width].view(count, self._width))
+        """(V, width): the shards' parts, in order; zeros for those that were left out."""
+        parts = [
+            row[: count * self._width].view(count, self._width)
+            for count, row in zip(self._counts, self._rows, strict=True)
+        ]
         return torch.cat(parts)
 
-    def loss(self) -> torch.Tensor:
-        """The mean over the shards, summed in the tree's order: 0-dimensional, float64."""
+    def loss(self, made: Sequence[int]) -> torch.Tensor:
+        """The mean over the shards, summed in the tree's order: 0-dimensional, float64.
+
+        Args:
+            made: by worker, how many of its shards are there; [] where all are.
+        """
         fold = Fold(lambda left, right: left.add_(right))
-        losses = self._of_shards()[:, 0].clone()
+        losses: list[torch.Tensor | None] = [*self._of_shards()[:, 0].clone()]
+        if made:
+            losses = [
+                loss if is_there else None
+                for loss, is_there in zip(losses, self.are_there(made), strict=True)
+            ]
         for leaf, merges in zip(losses, self._plan.shard_folds, strict=True):
             fold.push(leaf, merges)
-        mean: torch.Tensor = fold.pop() / self._plan.num_shards
+        mean: torch.Tensor = fold.pop() / (sum(made) or self._plan.num_shards)
         return mean
 
-    def numbers(self) -> torch.Tensor:
-        """(V, num_numbers): whole-number buffers as each shard left them."""
-        return self._of_shards()[:, 1:]
+    def are_there(self, made: Sequence[int]) -> list[bool]:
+        """For each of the shards whether it was made."""
+        of_workers = zip(self._counts, made, strict=True)
+        return [number < there for count, there in of_workers for number in range(count)]
+
+    def numbers(self, made: Sequence[int]) -> torch.Tensor:
+        """(shards that are there, num_numbers): whole-number buffers as each left them."""
+        rows = self._of_shards()[:, 1:]
+        return rows[torch.tensor(self.are_there(made), device=rows.device)] if made else rows
+
+    def made(self) -> list[int]:
+        """By worker, how many shards it has made; on a GPU the host waits for it."""
+        return [int(count) for count in self._rows[:, self._end + 1].tolist()]
 
     def layouts(self) -> list[float]:
         """Each worker's word; on a GPU the host waits for it."""
@@ -286,7 +325,11 @@ class Summary:
 
     def words(self) -> torch.Tensor:
         """(world_size, NUM_WORDS): each worker's words."""
-        return self._rows[:, self._end + 1 : self._start]
+        return self._rows[:, self._end + 2 : self._late]
+
+    def late_words(self) -> torch.Tensor:
+        """(world_size, LATE_WORDS): what each worker says of its time."""
+        return self._rows[:, self._late : self._start]
 
     def bits(self) -> list[bool]:
         """Which bits are set on any worker; where all are set here, nothing is waited for."""
@@ -424,7 +467,12 @@ class Buffers:
         ]
 
     def settle(
-        self, plan: ReductionPlan, changed: Sequence[bool], summary: Summary, channel: GroupChannel
+        self,
+        plan: ReductionPlan,
+        changed: Sequence[bool],
+        summary: Summary,
+        channel: GroupChannel,
+        made: Sequence[int],
     ) -> None:
         """Give the model the step's buffers; all workers call it.
 
@@ -433,6 +481,7 @@ class Buffers:
             changed: for each buffer whether a shard of any worker has changed it.
             summary: with :meth:`numbers` of all shards.
             channel: the model's.
+            made: by worker, how many of its shards are there; [] where all are.
 
         Raises:
             ConfigError: whole numbers that cannot be put together.
@@ -442,14 +491,14 @@ class Buffers:
         floating = tuple(index for index in indices if averaged[index])
         whole = [index for index in indices if not averaged[index]]
         if whole:
-            self._settle_numbers(whole, summary.numbers())
+            self._settle_numbers(whole, summary.numbers(made))
         if not floating:
             return
         if floating not in self._averages:
             tensors = [live[index] for index in floating]
             self._averages = {floating: _Averages(plan, tensors, channel)}
         shards = [[self.value(n, index) for index in floating] for n in range(len(self._shards))]
-        means = self._averages[floating](shards)
+        means = self._averages[floating](shards, sum(made))
         for index, mean in zip(floating, means, strict=True):
             live[index].detach().copy_(mean)
 
@@ -489,18 +538,28 @@ class _Averages:
         self, plan: ReductionPlan, tensors: Sequence[torch.Tensor], channel: GroupChannel
     ) -> None:
         self._num_tensors = len(tensors)
+        self._plan = plan
         self._order = group(tensors)
         self._buckets = [Bucket([tensors[i] for i in indices], plan) for indices in self._order]
         self._exchange = open_exchange(plan, self._buckets, channel)
 
-    def __call__(self, shards: Sequence[Sequence[torch.Tensor]]) -> list[torch.Tensor]:
-        """The means, given the values of each shard held here; they become ours, to be changed."""
+    def __call__(
+        self, shards: Sequence[Sequence[torch.Tensor]], num_made: int
+    ) -> list[torch.Tensor]:
+        """The means, given the values of each shard made here; they become ours, to be changed.
+
+        ``num_made`` are those of all workers; 0 where none was left out.
+        """
         self._exchange.begin()
         means: dict[int, torch.Tensor] = {}
         for number, (bucket, indices) in enumerate(zip(self._buckets, self._order, strict=True)):
             for shard, values in enumerate(shards):
                 bucket.take([values[index] for index in indices], shard)
+            for shard in range(len(shards), len(self._plan.held)):
+                bucket.leave_out(shard)
             self._exchange.launch(number)
             means |= zip(indices, bucket.results, strict=True)
         self._exchange.finish()
+        for bucket in self._buckets if num_made else ():
+            bucket.result.mul_(self._plan.num_shards).div_(num_made)
         return [means[index] for index in range(self._num_tensors)]

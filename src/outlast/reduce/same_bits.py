@@ -57,7 +57,7 @@ from outlast.errors import ConfigError
 from outlast.ledger.narrator import say
 from outlast.reduce import losses
 from outlast.reduce.exchange import GroupChannel, ReductionPlan, gather
-from outlast.reduce.losses import at_the_beginning, sent
+from outlast.reduce.losses import NO_TIME, at_the_beginning, late_watch_of, sent
 from outlast.reduce.parts import Buffers, ModelGradients, Summary
 
 Facts = dict[str, str]
@@ -129,6 +129,7 @@ _OF_ONE: Final = frozenset(
     {
         *("_named", "_held", "_plan", "_layout", "_gradients", "_is_open", "_number", "_losses"),
         *("_layout_word", "_is_compared", "_compared", "_channel", "_known"),
+        "_watch",
     }
 )
 EXAMPLE: Final = "for shard in model.shards(batch): … model.backward(loss)"
@@ -151,6 +152,7 @@ class SameBits(torch.nn.Module):
         num_shards: as given.
         loss: mean loss over all shards of the step before, a 0-dimensional float64 tensor; the
             same on all workers. None before the first.
+        is_scaled: whether a scaler was given to :meth:`backward`.
 
     Raises:
         ConfigError: a model or an argument that cannot be used.
@@ -178,6 +180,7 @@ class SameBits(torch.nn.Module):
         self.num_shards = shards
         self.seed = seed
         self.loss: torch.Tensor | None = None
+        self.is_scaled = False
         self._group = process_group
         self._threads = threads if self._device.type == "cpu" else None
         if self._threads is not None:
@@ -200,7 +203,8 @@ class SameBits(torch.nn.Module):
         self._is_open = False  # whether a step has begun and its sums are not there yet
         self._number: int | None = None  # which of this worker's shards is being computed
         self._losses: list[torch.Tensor] = []
-        self._compared: ReductionPlan | None = None  # the workers whose facts were compared
+        self._compared: tuple[int, int] | None = None  # the workers whose facts were compared
+        self._watch: losses.LateWatch | None = None
         _guard(self)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
@@ -217,6 +221,16 @@ class SameBits(torch.nn.Module):
         if any(parameter.requires_grad for parameter in made.module.parameters()):
             made._prepare()  # one that is frozen, as averages are, can be thawed again
         return made
+
+    @property
+    def world_size(self) -> int:
+        """How many workers its sums are made by."""
+        return _place(self._group)[1]
+
+    @property
+    def device(self) -> torch.device:
+        """Where its losses are."""
+        return self._device
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """The model's; outside of :meth:`shards` nothing is seeded and no gradient may arise."""
@@ -248,8 +262,9 @@ class SameBits(torch.nn.Module):
                 "the loop over model.shards(batch) was left before its end, and the other workers "
                 f"wait for its sums; let it run to its end: {EXAMPLE}"
             )
-        self._prepare()
         self._check(batch)
+        self._prepare(batch.counts)
+        self._check_held(batch)
         if self._channel.open():
             self._compared, self._is_compared = None, False
         with sent():
@@ -258,6 +273,7 @@ class SameBits(torch.nn.Module):
         self._gradients.begin()
         self._held.begin()
         self._losses = []
+        self._watch = late_watch_of(self)
         return self._run(batch)
 
     def backward(self, loss: torch.Tensor, scaler: Any = None) -> None:
@@ -282,6 +298,7 @@ class SameBits(torch.nn.Module):
             found = tuple(loss.shape) if isinstance(loss, torch.Tensor) else type(loss).__name__
             raise ConfigError(f"a loss is a tensor of one element, not {found}; take its mean")
         self._losses.append(loss.detach().clone())  # the script may go on to add to its own
+        self.is_scaled = self.is_scaled or scaler is not None
         scaled = loss if scaler is None else scaler.scale(loss)
         with sent():
             self._gradients.backward(scaled, self._number)
@@ -289,8 +306,13 @@ class SameBits(torch.nn.Module):
     # --- a step ------------------------------------------------------------------------------
 
     def _run(self, batch: Shards) -> Iterator[Any]:
+        watch = self._watch
+        if watch is not None:
+            watch.begins(batch)
         with random_state.preserved():
             for number, part in enumerate(batch.parts):
+                if watch is not None and not watch.goes_on(number):
+                    break
                 shard = batch.first + number
                 seed = mix64(_TAG, self.seed, batch.position, shard)
                 random_state.seed_all(seed, cuda=True)
@@ -307,7 +329,7 @@ class SameBits(torch.nn.Module):
             self._finish()
         if sums.is_void:
             self._give_up()
-        self._is_open = False
+        self._is_open, self._watch = False, None
 
     def _give_up(self) -> None:
         """The step is void: there are no sums, and nobody takes what there is for them."""
@@ -316,7 +338,9 @@ class SameBits(torch.nn.Module):
 
     def _finish(self) -> None:
         assert self._plan is not None  # noqa: S101 - a step has begun
-        gradients = self._gradients
+        gradients, watch = self._gradients, self._watch
+        if self._losses and len(self._losses) < len(self._plan.held):
+            gradients.leave_out(len(self._losses))
         gradients.set_out()
         numbers = self._held.numbers()
         count = len(gradients.present)
@@ -333,17 +357,33 @@ class SameBits(torch.nn.Module):
             bits=[*gradients.present, *self._held.changed()],
             layout=self._layout_word,
             words=losses.words(),
+            late_words=NO_TIME if watch is None else watch.words(),
         )
         losses.heard(summary.words())
+        made = self._made(summary)
         gradients.finish()
         self._compare_layouts(summary)
         bits = summary.bits()
-        self._held.settle(self._plan, bits[count:], summary, self._channel)
+        self._held.settle(self._plan, bits[count:], summary, self._channel, made)
+        if made:
+            gradients.scale(self.num_shards, sum(made))
         gradients.give(bits[:count])
-        self.loss = summary.loss()
+        self.loss = summary.loss(made)
+
+    def _made(self, summary: Summary) -> list[int]:
+        """By worker, how many of its shards are in the sum; [] where all are."""
+        assert self._plan is not None  # noqa: S101 - a step has begun
+        if self._watch is None:
+            return []
+        num_held = [len(each) for each in self._plan.ranges]
+        self._watch.heard(summary.late_words())
+        made = summary.made() if self._watch.may_leave_out else num_held
+        if made == num_held:
+            return []
+        self._watch.left_out(made, num_held)
+        return made
 
     def _check(self, batch: Shards) -> None:
-        assert self._plan is not None  # noqa: S101 - prepared
         if not isinstance(batch, Shards):
             raise ConfigError(
                 f"model.shards() takes what outlast.data.Loader(…, shards={self.num_shards}) "
@@ -355,6 +395,9 @@ class SameBits(torch.nn.Module):
                 f"the batch is cut into {batch.of} shards and the model was wrapped for "
                 f"{self.num_shards}; give both the same number"
             )
+
+    def _check_held(self, batch: Shards) -> None:
+        assert self._plan is not None  # noqa: S101 - prepared
         here, held = range(batch.first, batch.first + len(batch)), self._plan.held
         if here != held:
             raise ConfigError(
@@ -363,7 +406,7 @@ class SameBits(torch.nn.Module):
                 "without one call loader.set_worker(rank, world_size)"
             )
 
-    def _prepare(self) -> None:
+    def _prepare(self, counts: tuple[int, ...] = ()) -> None:
         """See that what was laid out still fits the workers, the parameters and the threads."""
         threads = torch.get_num_threads()
         if self._threads not in (None, threads):
@@ -374,7 +417,11 @@ class SameBits(torch.nn.Module):
             )
         self._check_complete()
         rank, world_size = _place(self._group)
-        plan = ReductionPlan(self.num_shards, rank, world_size)
+        if counts and len(counts) != world_size:
+            raise ConfigError(
+                f"the batch is shared out to {len(counts)} workers, and there are {world_size}"
+            )
+        plan = ReductionPlan(self.num_shards, rank, world_size, counts)
         layout = [
             (p.device, p.requires_grad, p.dtype, p.shape, p.stride()) for p in self._named.values()
         ]
@@ -410,9 +457,9 @@ class SameBits(torch.nn.Module):
     def _compare_facts(self) -> None:
         """Say in one line what the workers do not have in common, once."""
         plan = self._plan
-        if plan is None or plan == self._compared:
+        if plan is None or (plan.rank, plan.world_size) == self._compared:
             return
-        self._compared, facts = plan, self.facts
+        self._compared, facts = (plan.rank, plan.world_size), self.facts
         if facts.get("GPU") and facts["deterministic algorithms"] == "off" and plan.rank == 0:
             say(NOT_DETERMINISTIC)
         if plan.world_size == 1:
@@ -577,6 +624,11 @@ class Bits:
         self._models = list(models)
         named = [each for each in wrappers if isinstance(each, SameBits)]
         self._same = named or _around(self._models, list(living))
+
+    @property
+    def summed(self) -> list[SameBits]:
+        """The models whose sums are ours."""
+        return self._same
 
     @property
     def any_size(self) -> bool:

@@ -33,8 +33,10 @@ from outlast.report.findings import (
     SILENCE,
     SILENT_S,
     JobWarning,
+    LateWork,
     MachineVerdict,
     SlowRank,
+    late_work,
     machine_verdict,
     silences,
     slow_list,
@@ -132,6 +134,7 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
         keepers_lost: how often a keeper ended while the job ran; another was started each time.
         ranks: what each worker's steps were spent on, where the ledger tells.
         untold: the newest messages that could not be sent; None where all were.
+        late: what was done about late workers; None where nothing was.
     """
 
     job: str
@@ -157,6 +160,7 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
     keepers_lost: int = 0
     ranks: list[RankTimes] = []
     untold: Untold | None = None
+    late: LateWork | None = None
     by_attempt: dict[int, dict[Part, float]] = {}
     by_machine: dict[str, dict[Part, float]] = {}
     by_tier: dict[str, TierTime] = {}
@@ -273,6 +277,7 @@ def facts(
             event.event == "watch_gap" and event.get("what") == "keeper" for event in rest
         ),
         untold=functools.reduce(untold_after, rest, None),
+        late=late_work(rest),
     )
 
 
@@ -333,6 +338,7 @@ def to_json(
         "tiers": msgspec.to_builtins(job.tiers),
         "num_keepers_lost": job.keepers_lost,
         "untold": msgspec.to_builtins(job.untold),
+        "late": msgspec.to_builtins(job.late),
         "forecast": None if job.forecast is None else _forecast_json(paid, job.forecast),
         "storms": [
             {**msgspec.to_builtins(storm), "all_lost_s": storm.all_lost_s} for storm in job.storms

@@ -30,6 +30,7 @@ from typing import Final
 import msgspec
 
 from outlast import units
+from outlast.ledger.events import Event
 from outlast.ledger.incidents import Incident, Slow, lost_to_waiting_s
 from outlast.ledger.measured import TierTime
 from outlast.report.series import RankTimes
@@ -41,6 +42,59 @@ WORTH_S: Final = 10.0
 UNNAMED: Final = "not named"
 _MOST_NAMED: Final = 3
 _MOVED_LEAST: Final = 3  # machines
+
+
+class LateWork(msgspec.Struct, frozen=True, kw_only=True):
+    """What was done about late workers, by ``workers.late``.
+
+    Attributes:
+        moves: how often shards were shared out anew.
+        late: the ranks that others made shards for.
+        dropped: rank → samples of it that are in no sum. Of a step that was made again after a loss
+            they count each time; the checkpoint's record has those of the run that stands.
+        steps: in which something was dropped, likewise.
+    """
+
+    moves: int = 0
+    late: tuple[int, ...] = ()
+    dropped: dict[str, int] = {}
+    steps: int = 0
+
+    @property
+    def words(self) -> str:
+        """For a person."""
+        said = []
+        if self.moves:
+            who = f" of rank{'s'[: len(self.late) > 1]} {', '.join(map(str, self.late))}"
+            times = units.count(self.moves, "time")
+            said.append(f"shards{who} were made by others, shared out anew {times}")
+        if self.dropped:
+            by_rank = ", ".join(f"rank {rank}: {num:,}" for rank, num in self.dropped.items())
+            num = units.count(sum(self.dropped.values()), "sample")
+            steps = units.count(self.steps, "step")
+            said.append(f"{num} of {steps} are in no sum ({by_rank})")
+        return "; ".join(said)
+
+
+def late_work(events: Iterable[Event]) -> LateWork | None:
+    """What the ledger says of it; None where nothing was done."""
+    moves, steps, late, dropped = 0, 0, set[int](), Counter[int]()
+    for event in events:
+        if event.event == "late_moved" and not event.get("probes"):
+            moves += 1
+            ranks = event.get("late")  # a damaged line may hold anything
+            ranks = ranks if isinstance(ranks, list) else []
+            late.update(one for one in ranks if isinstance(one, int))
+        elif event.event == "late_dropped" and isinstance(event.get("samples"), dict):
+            num_steps = event.get("steps")
+            steps += num_steps if isinstance(num_steps, int) else 0
+            for rank, num in event["samples"].items():
+                if str(rank).isdigit() and isinstance(num, int):
+                    dropped[int(rank)] += num
+    if not moves and not dropped:
+        return None
+    by_rank = {str(rank): num for rank, num in sorted(dropped.items())}
+    return LateWork(moves=moves, late=tuple(sorted(late)), dropped=by_rank, steps=steps)
 
 
 class SlowRank(msgspec.Struct, frozen=True, kw_only=True):

@@ -271,6 +271,8 @@ def summary_lines(job: Facts, *, now: float | None = None, num_unread: int = 0) 
         lines.append(_line("messages", untold_words(job.untold)))
     if job.slow_ranks:
         lines.append(_line("slow", _slow_words(job)))
+    if job.late is not None:
+        lines.append(_line("late", job.late.words))
     lines += [
         _line("preflight", f"{machine} was left out: {why}")
         for machine, why in sorted(job.unfit.items())
@@ -501,6 +503,8 @@ def slow_lines(job: Facts) -> list[Text]:
     lines = [slow_line(one, job) for one in sorted(kept, key=lambda one: one.from_t)]
     if left := len(job.slow_ranks) - len(kept):
         lines.append(Text(f"and {left:,} more that have cost less: outlast report --json"))
+    if job.late is not None:
+        lines.append(Text(job.late.words))
     return lines
 
 

@@ -18,6 +18,7 @@ What it stands on, made anew for each attempt:
 ``resume``      the newest checkpoint that verifies on every rank, or what survivors hold
 ``timing``      what a step's time was spent on
 ``turns``       when the next checkpoint is due, and in which tiers
+``late``        workers that are late: others make their shards, or they are left out
 ``anomalies``   the loss, judged while the loop goes on
 
 A worker's part in a save:

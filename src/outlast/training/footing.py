@@ -40,6 +40,7 @@ from outlast.training.afresh import Afresh
 from outlast.training.anomalies import LossMonitor
 from outlast.training.books import AttemptBooks
 from outlast.training.each_step import EachStep
+from outlast.training.late import LateRanks
 from outlast.training.leaving import Hearing, LoopPosition, WayOut
 from outlast.training.position import Streams
 from outlast.training.resume import Sources
@@ -272,6 +273,7 @@ class Footing:
         leaving, ending: how it is left.
         streams, afresh: random numbers, and objects, as loops begin.
         meter: what measures this worker's steps.
+        late: what is done about workers that are late.
 
     Raises:
         ConfigError, StorageError: the job's directory cannot be used.
@@ -304,6 +306,7 @@ class Footing:
         self.ending = LoopEnding(self.snapshots, self.link, self.judging, saving)
         self.streams = Streams(self.link)
         self.afresh = Afresh(objects, self.link)
+        self.late = LateRanks(settings, self.link, self.books.ledger, lambda: where().step)
         alone, engine = self.link.world_size == 1, self.engine
         self.meter = Meter(
             *(self._beat, self.books.samples), alone=alone, is_saving=lambda: engine.is_saving

@@ -240,6 +240,15 @@ class Position:
         self._skipping = Skipping(left_out(list(rollbacks)))
 
     @property
+    def loader(self) -> Any:
+        """What is handed out of now; None where there is no loop."""
+        return None if self._feed is None else self._feed.loader
+
+    def dropped(self, num: int) -> None:
+        """The last samples of the newest batch are not in its step's sum; of our own loader."""
+        self._trail.dropped(num)
+
+    @property
     def saved_loop(self) -> int:
         """The loop whose position the checkpoint has that was resumed from; 0 for none."""
         return int(self._saved["loop"]) if self._saved else 0

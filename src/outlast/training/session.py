@@ -53,6 +53,7 @@ from outlast.script.unnamed import Transient, Unnamed
 from outlast.training.afresh import held, read
 from outlast.training.each_step import refuse_unusable
 from outlast.training.footing import Footing
+from outlast.training.late import IN_PROCESS
 from outlast.training.leaving import OTHERS_S, Hearing, LoopPosition
 from outlast.training.passage import FROM_NOTHING, Home, Passage
 from outlast.training.position import Position, refuse_call, refuse_loop
@@ -502,6 +503,7 @@ class Session:
         if survivor is None:
             return None
         survivor.cannot(self.cannot_repeat)
+        survivor.cannot("" if self._settings.workers_late == "wait" else IN_PROCESS)
         home = Home(
             newest=lambda: self._saving.newest(self.step),
             own=lambda: self._saving.own(self.step, self._position.reached()),
@@ -516,7 +518,8 @@ class Session:
 
     @contextlib.contextmanager
     def _loop(self) -> Iterator[None]:
-        with self._passage.loop() if self._passage is not None else contextlib.nullcontext():
+        lasts = self._passage.loop() if self._passage is not None else contextlib.nullcontext()
+        with lasts, self._on.late.loop(self._position, self._objects.bits):
             try:
                 yield
             finally:

@@ -94,7 +94,27 @@ def parse():
     parser.add_argument("--global-batch", type=int, default=24)
     parser.add_argument("--shards", type=int, default=12)
     parser.add_argument("--end", type=Path, help="a file with the step to end at, once it is there")
+    parser.add_argument("--shard-pause", type=float, default=0.0, help="seconds, in each shard")
+    parser.add_argument("--slow", type=int, default=-1, help="the rank that is slow")
+    parser.add_argument("--slow-pause", type=float, default=0.0, help="seconds, in its shards")
+    parser.add_argument("--slow-while", type=Path, help="a file that is there as long as it is")
+    parser.add_argument("--hashes", action="store_true", help="of weights and optimizer, each step")
+    parser.add_argument("--num-workers", type=int, default=0, help="loader processes")
     return parser.parse_args()
+
+
+def pause_of(options, rank):
+    is_slow = rank == options.slow
+    if is_slow and options.slow_while is not None:
+        is_slow = options.slow_while.exists()
+    return options.slow_pause if is_slow else options.shard_pause
+
+
+def hash_of(*values):
+    digest = hashlib.sha256()
+    for value in values:
+        update(digest, value.state_dict())
+    return digest.hexdigest()
 
 
 def main():
@@ -109,7 +129,11 @@ def main():
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
     scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 5000)
     loader = outlast.data.Loader(
-        dataset(), global_batch=options.global_batch, shards=options.shards, seed=3
+        dataset(),
+        global_batch=options.global_batch,
+        shards=options.shards,
+        seed=3,
+        num_workers=options.num_workers,
     )
     named = {"model": model, "optimizer": optimizer, "scheduler": scheduler, "loader": loader}
     records = (options.records / f"steps-{rank}.jsonl").open("a", buffering=1)
@@ -119,21 +143,22 @@ def main():
             ids = []
             for numbers, *shard in model.shards(batch):
                 model.backward(model(*shard))
+                time.sleep(pause_of(options, rank))
                 ids += numbers.tolist()
             nn.utils.clip_grad_norm_(model.parameters(), 0.5)
             optimizer.step()
             scheduler.step()
             step = session.step + 1
             line = {**head, "step": step, "loss": model.loss.item().hex(), "ids": ids}
+            if options.hashes:
+                line["hash"] = hash_of(model.module, optimizer, scheduler)
             records.write(json.dumps(line) + "\n")
             time.sleep(options.pause)
             # All are in the same step or the next: whoever writes a later one reaches all in time.
             if options.end and options.end.exists() and step >= int(options.end.read_text()):
                 break
-    digest = hashlib.sha256()
-    for value in (model.module, optimizer, scheduler):
-        update(digest, value.state_dict())
-    final = {"step": session.step, "resumed": session.resumed, "hash": digest.hexdigest(), **head}
+    found = hash_of(model.module, optimizer, scheduler)
+    final = {"step": session.step, "resumed": session.resumed, "hash": found, **head}
     (options.records / f"final-{rank}.json").write_text(json.dumps(final))
     if dist.is_initialized():
         dist.destroy_process_group()

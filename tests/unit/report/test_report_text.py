@@ -326,6 +326,26 @@ def test_slow_ranks_are_told_with_what_they_have_cost():
     assert [one["ranks"] for one in data["slow_ranks"]] == [[3], [1]]
 
 
+def test_what_was_done_about_late_workers_is_told():
+    moved = {"counts": [3, 1], "factors": [3.0], "late": [1], "back": [], "from_step": 9}
+    samples = {"first_step": 10, "step": 19, "steps": 4}
+    story = [
+        *killed()[:4],
+        ev(700.0, "late_moved", step=7, probes=[], **moved),
+        ev(701.0, "late_moved", step=90, probes=[1], **moved),
+        ev(702.0, "late_dropped", samples={"1": 8, "10": 2}, **samples),
+        ev(703.0, "late_dropped", samples={"1": 1000}, **samples),
+    ]
+    words = (
+        "shards of rank 1 were made by others, shared out anew 1 time; 1,010 samples of 8 steps "
+        "are in no sum (rank 1: 1,008, rank 10: 2)"
+    )
+    assert f"  late      {words}" in plain(summary(story))
+    assert plain(slow_lines(facts(story))) == [words]
+    assert to_json(story)["late"]["dropped"] == {"1": 1008, "10": 2}
+    assert to_json(killed())["late"] is None
+
+
 def test_nothing_is_said_of_slow_ranks_where_there_are_none():
     assert not [line for line in plain(summary(killed())) if "slow" in line]
 

@@ -438,6 +438,13 @@ def _sample_lines(verdict: SampleVerdict, manifest: Manifest) -> list[str]:
             f"  left out on purpose before step {one.step:,}, after a rollback: "
             f"{units.count(one.samples, 'sample')} ({ids})"
         )
+    if verdict.num_dropped:
+        steps = sorted({one.step for one in verdict.dropped})
+        of_steps = f"step {steps[0]:,}" if steps[0] == steps[-1] else f"steps from {steps[0]:,} on"
+        lines.append(
+            f"  dropped, as workers.late has it: {units.count(verdict.num_dropped, 'sample')} of "
+            f"late workers came in their turn and are in no sum ({of_steps})"
+        )
     if verdict.proved:
         return [*lines, "proved: each came exactly when it was its turn, none lost, none repeated"]
     lines += [f"  {fault.text}" for fault in verdict.faults[:SHOWN_MAX]]
