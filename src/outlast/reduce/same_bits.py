@@ -373,7 +373,7 @@ class SameBits(torch.nn.Module):
                 "leave torch.set_num_threads alone"
             )
         self._check_complete()
-        rank, world_size = _place(self._group)
+        rank, world_size = place(self._group, "outlast.SameBits()")
         plan = ReductionPlan(self.num_shards, rank, world_size)
         layout = [
             (p.device, p.requires_grad, p.dtype, p.shape, p.stride()) for p in self._named.values()
@@ -449,7 +449,7 @@ class SameBits(torch.nn.Module):
         self._is_compared = True
 
     def _same_start(self) -> None:
-        if _place(self._group)[1] == 1:
+        if place(self._group, "outlast.SameBits()")[1] == 1:
             return
         with at_the_beginning():
             for each in (*self._named.values(), *self._held.live):
@@ -462,8 +462,8 @@ class SameBits(torch.nn.Module):
                     tensor.copy_(whole)
 
 
-def _place(group: Any) -> tuple[int, int]:
-    """(rank, number of workers).
+def place(group: Any, caller: str) -> tuple[int, int]:
+    """(rank, number of workers) in a group, for ``caller``.
 
     Raises:
         ConfigError: there are several, and no process group yet.
@@ -474,7 +474,7 @@ def _place(group: Any) -> tuple[int, int]:
     if world_size != "1":
         raise ConfigError(
             f"WORLD_SIZE is {world_size} and the process group is not there yet; call "
-            "torch.distributed.init_process_group() before outlast.SameBits()"
+            f"torch.distributed.init_process_group() before {caller}"
         )
     return 0, 1
 
@@ -557,6 +557,19 @@ def _guard(model: SameBits) -> None:
 
 DDP: Final = torch.nn.parallel.DistributedDataParallel
 WHERE: Final = "See docs/same-bits.md"
+
+
+def unwrapped(value: Any, wrappers: list[torch.nn.Module]) -> Any:
+    """What is inside of DDP, SameBits and torch.compile; ``wrappers`` gets what is around it."""
+    while isinstance(value, torch.nn.Module):
+        inner = getattr(value, "_orig_mod", None)
+        if isinstance(value, DDP | SameBits):
+            inner = value.module
+        if inner is None:
+            break
+        wrappers.append(value)
+        value = inner
+    return value
 
 
 class Bits:
