@@ -22,11 +22,11 @@ from typing import Any, Final
 
 import torch
 import torch.distributed as dist
-from bench.ports import free_port
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 import outlast
+from bench.ports import free_port
 
 CONTEXT: Final = 128
 HELD_OUT: Final = 10  # of so many files, one is for the evaluation
@@ -34,7 +34,7 @@ RATE, WARM_UP = 2e-3, 30
 REPORTS: Final = 10  # points of the curve
 
 
-class Decoder(nn.Module):
+class Decoder(nn.Module):  # type: ignore[misc]
     """A small language model of bytes: (rows, CONTEXT) → (rows, CONTEXT, 256)."""
 
     def __init__(self, width: int, layers: int) -> None:
@@ -42,12 +42,14 @@ class Decoder(nn.Module):
         self.bytes, self.places = nn.Embedding(256, width), nn.Embedding(CONTEXT, width)
         layer = nn.TransformerEncoderLayer(
             *(width, max(width // 32, 1), 4 * width),
-            **{"dropout": 0.0, "batch_first": True, "norm_first": True},
+            dropout=0.0,
+            batch_first=True,
+            norm_first=True,
         )
         self.blocks = nn.TransformerEncoder(layer, layers, enable_nested_tensor=False)
         self.norm, self.head = nn.LayerNorm(width), nn.Linear(width, 256)
 
-    def forward(self, rows: Any) -> Any:
+    def forward(self, rows: Any) -> Any:  # noqa: D102 - torch's
         mask = nn.Transformer.generate_square_subsequent_mask(rows.shape[1])
         x = self.bytes(rows) + self.places.weight[: rows.shape[1]]
         return self.head(self.norm(self.blocks(x, mask, is_causal=True)))
@@ -77,11 +79,11 @@ def loss_of(model: Any, rows: Any) -> Any:
 
 def sent_bytes(num: int, replicas: int, row: dict[str, Any], steps: int) -> float:
     """What a replica sends: the same traffic as a ring all-reduce, every so many steps."""
-    whole = 2 * (replicas - 1) / replicas * num * 4
+    whole: float = 2 * (replicas - 1) / replicas * num * 4
     if row["way"] == "data parallel":
         return whole * steps
     share = 260 / 1024 if row.get("exchange") == "int8" else 1.0
-    return whole * share * (steps // row["every"])
+    return float(whole * share * (steps // row["every"]))
 
 
 def train(rank: int, port: int, row: dict[str, Any], options: argparse.Namespace) -> None:
@@ -149,8 +151,12 @@ def main() -> None:
         {"way": "data parallel"},
         {"way": "DiLoCo", "every": options.every},
         {
-            **{"way": "streaming", "every": options.every, "exchange": "int8"},
-            **{"fragments": 3, "overlap": 1, "outer_lr": 0.4},
+            "way": "streaming",
+            "every": options.every,
+            "exchange": "int8",
+            "fragments": 3,
+            "overlap": 1,
+            "outer_lr": 0.4,
         },
     ]
     for row in rows:

@@ -164,7 +164,7 @@ def _evenly(parameters: dict[str, torch.nn.Parameter], num: int) -> list[list[st
 def _named(
     parameters: dict[str, torch.nn.Parameter], fragments: Sequence[Sequence[str]]
 ) -> list[list[str]]:
-    if isinstance(fragments, str) or not all(_is_names(one) for one in fragments):
+    if not isinstance(fragments, Sequence) or not all(_is_names(one) for one in fragments):
         raise ConfigError(
             "fragments is a number, or for each fragment a list of names, as in "
             '[["embed", "layers.0"], ["layers.1", "head"]]'

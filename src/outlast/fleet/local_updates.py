@@ -71,7 +71,7 @@ from outlast.fleet.averaging import (
 from outlast.fleet.fragments import Fragment, cut, trained
 from outlast.ledger.narrator import say
 from outlast.reduce.losses import waiting
-from outlast.reduce.same_bits import DDP, SameBits, among, unwrapped
+from outlast.reduce.same_bits import DDP, SameBits, among, ddp_around, unwrapped
 
 VERSION: Final = 1  # of what replicas say to each other, and of the state
 FP32: Final = "fp32"
@@ -217,7 +217,7 @@ class LocalUpdates:
         self._outer = float(outer_lr), float(outer_momentum), bool(nesterov)
         self._exchange = exchange
         self._wire = self._connect(group)
-        self._check_ddp(wrappers)
+        self._check_ddp([*wrappers, *ddp_around([inner])])
         self._pace = BandwidthLimit(None if bandwidth is None else float(bandwidth))
         self._lane = ExchangeThread()
         is_int8, keeps = exchange == INT8, overlap > 0
@@ -510,6 +510,8 @@ def _compressed_mean_of(
 def _adopt(wire: ReplicaWire, model: torch.nn.Module) -> None:
     """Parameters, frozen ones too, and buffers become replica 0's."""
     for tensor in (*model.parameters(), *model.buffers()):
+        if not tensor.numel():
+            continue
         whole = tensor.detach().to("cpu", copy=True, memory_format=torch.contiguous_format)
         wire.adopt(whole.reshape(-1).view(torch.uint8))
         tensor.detach().copy_(whole)

@@ -607,7 +607,7 @@ class Bits:
         # As torch's Reducer::should_rebuild_buckets has it.
         found = [
             each
-            for each in (*self._ddp, *_around(self._models, _ddp_objects()))
+            for each in (*self._ddp, *ddp_around(self._models))
             if each.static_graph or not each.find_unused_parameters
         ]
         if found:
@@ -645,6 +645,11 @@ def _around(models: Iterable[torch.nn.Module], wrappers: Iterable[Any]) -> list[
     """Those of the wrappers that hold a parameter of ``models``."""
     ours = {id(parameter) for model in models for parameter in model.parameters()}
     return [each for each in wrappers if any(id(p) in ours for p in each.parameters())]
+
+
+def ddp_around(models: Iterable[torch.nn.Module]) -> list[Any]:
+    """DDP objects of this process that hold a parameter of ``models``."""
+    return _around(models, _ddp_objects())
 
 
 def _ddp_objects() -> list[torch.nn.parallel.DistributedDataParallel]:
