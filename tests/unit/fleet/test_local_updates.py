@@ -14,7 +14,7 @@ from outlast import LocalUpdates
 from outlast.errors import ConfigError, StateMismatch
 from thorough import examples
 
-STEPS = 13
+STEPS = 11  # two rounds of five, and one
 CASES = {
     "DiLoCo": {"every": 4},
     "plain outer SGD": {"every": 3, "nesterov": False, "outer_momentum": 0.0, "outer_lr": 1.0},
@@ -214,6 +214,7 @@ def test_every_tensor_is_averaged(sizes, share, size, exchange):
         for number, parameter in enumerate(model):
             parameter.grad = torch.full_like(parameter, -(rank + 1.0) * (number + 1))
         optimizer.step()
+        assert len(local._rounds) == fragments
         assert sum(each.fragment.num_elements for each in local._rounds) == sum(sizes)
         return list(model)
 
@@ -228,6 +229,26 @@ def test_every_tensor_is_averaged(sizes, share, size, exchange):
                 rtol=0.01,
                 atol=0,
             )
+
+
+@pytest.mark.parametrize("small", [[0.3, 0.3, 0.3], [1.0, 0.0, 0.0]])
+def test_what_int8_rounds_off_is_sent_later(replicas, small):
+    """Beside 127, either too small to be sent, or so after it was averaged."""
+    rounds = 9
+
+    def script(rank):
+        model = nn.ParameterList([nn.Parameter(torch.zeros(2))])
+        optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+        plain = {"outer_lr": 1.0, "outer_momentum": 0.0, "nesterov": False}
+        LocalUpdates(model, optimizer, 1, exchange="int8", **plain)
+        for _ in range(rounds):
+            model[0].grad = torch.tensor([-127.0, -small[rank]])
+            optimizer.step()
+        return model[0].detach()
+
+    for found in replicas.run(3, script):
+        assert found[0] == pytest.approx(127 * rounds, rel=1e-3)
+        assert found[1] == pytest.approx(sum(small) / 3 * rounds, abs=1.1)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
