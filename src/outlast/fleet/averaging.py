@@ -23,6 +23,7 @@ sends as much as fp32 does).
 
 from __future__ import annotations
 
+import atexit
 import math
 import queue
 import threading
@@ -47,7 +48,11 @@ _SCALE_BYTES: Final = 4
 ROW_BYTES: Final = BLOCK + _SCALE_BYTES
 SEGMENT_BYTES: Final = 4 << 20  # of what each replica sends to each other one at a time
 LEAST_BYTES: Final = 4 << 10
+END_S: Final = 20.0  # for exchanges that are in flight when the process ends
 BURST_S: Final = 0.1  # of what the bandwidth lets through, sent without a pause
+
+
+_ending: Final = threading.Event()  # the process ends: nobody pauses any more
 
 
 class ReplicaWire(Protocol):
@@ -123,7 +128,7 @@ class BandwidthLimit:
         self,
         bandwidth: float | None,
         clock: Callable[[], float] = time.monotonic,
-        pause: Callable[[float], None] = time.sleep,
+        pause: Callable[[float], object] = _ending.wait,
     ) -> None:
         self._bandwidth, self._clock, self._pause = bandwidth, clock, pause
         self._free_at_s = 0.0
@@ -316,8 +321,9 @@ def _sum(vectors: Sequence[torch.Tensor]) -> torch.Tensor:
 class ExchangeThread:
     """A thread that does one thing after the other, in the order in which it was asked.
 
-    It begins with the first, and ends when nobody has the lane any more. What it does must not hold
-    the lane's owner.
+    It begins with the first, and ends when nobody has this object any more: what it does must not
+    hold it. A process that ends waits for what is in flight, a while: a thread that comes back from
+    the network while Python is being taken down would abort the process, and its exit code.
     """
 
     def __init__(self) -> None:
@@ -333,10 +339,30 @@ class ExchangeThread:
                 target=_run, args=(asked,), name="outlast-local-updates", daemon=True
             )
             self._thread.start()
-            weakref.finalize(self, asked.put, None)
+            weakref.finalize(self, asked.put, None).atexit = False
+            _threads.add(self)
         promise: Future[Result] = Future()
         self._asked.put((act, promise))
         return promise
+
+    def stop(self, timeout_s: float) -> None:
+        """Wait until all that was asked is done, but no longer than that."""
+        self._asked.put(None)
+        if self._thread is not None:
+            self._thread.join(timeout_s)
+
+
+_threads: Final[weakref.WeakSet[ExchangeThread]] = weakref.WeakSet()  # that have begun
+
+
+def _end() -> None:
+    _ending.set()
+    deadline_s = time.monotonic() + END_S
+    for each in list(_threads):
+        each.stop(max(deadline_s - time.monotonic(), 0.0))
+
+
+atexit.register(_end)
 
 
 def _run(asked: queue.SimpleQueue[tuple[Callable[[], Any], Future[Any]] | None]) -> None:

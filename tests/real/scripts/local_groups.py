@@ -33,6 +33,16 @@ def refused(model, group=None):
     return ""
 
 
+def leave_in_flight(group):
+    """The process ends while an exchange is in flight, and pauses for its bandwidth."""
+    net = nn.Linear(100, 100)
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    outlast.LocalUpdates(net, optimizer, 2, overlap=1, bandwidth=20_000, group=group)
+    for _ in range(2):
+        net(torch.ones(1, 100)).sum().backward()
+        optimizer.step()
+
+
 def main():
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
@@ -61,6 +71,7 @@ def main():
         "fsdp2": refused(sharded, across),
     }
     (RECORDS / f"groups-{rank}.json").write_text(json.dumps(text))
+    leave_in_flight(across)
     dist.destroy_process_group()
 
 
