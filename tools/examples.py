@@ -13,8 +13,8 @@ EXAMPLES = Path(__file__).parents[1] / "examples"
 PLAIN = EXAMPLES / "without_outlast"
 PAGE = EXAMPLES / "README.md"
 ORDER = [
-    *("plain.py", "ddp.py", "fsdp2.py", "tensor_parallel.py", "trainer.py", "lightning_fit.py"),
-    *("accelerate_loop.py", "stream.py", "sweep.py", "notebook.ipynb"),
+    *("plain.py", "ddp.py", "fsdp2.py", "tensor_parallel.py", "local_updates.py", "trainer.py"),
+    *("lightning_fit.py", "accelerate_loop.py", "stream.py", "sweep.py", "notebook.ipynb"),
 ]
 HEAD = """# Examples
 

@@ -30,12 +30,14 @@ if TYPE_CHECKING:
         StateMismatch,
         StorageError,
     )
+    from outlast.fleet import LocalUpdates
     from outlast.reduce import SameBits
     from outlast.training.session import Session, session
 
 __all__ = [
     "CheckpointInvalid",
     "ConfigError",
+    "LocalUpdates",
     "OutlastError",
     "ResumeRefused",
     "SameBits",
@@ -52,6 +54,7 @@ __all__ = [
 _HOME = {
     "dcp_reader": "outlast.checkpoint.dcp",
     "dcp_writer": "outlast.checkpoint.dcp",
+    "LocalUpdates": "outlast.fleet",
     "SameBits": "outlast.reduce",
     "Session": "outlast.training.session",
     "session": "outlast.training.session",

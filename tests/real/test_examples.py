@@ -38,6 +38,11 @@ JOBS = [
     Example("ddp.py", "ddp.safetensors", 2),
     Example("fsdp2.py", "fsdp2.safetensors", 2),
     Example("tensor_parallel.py", "tensor_parallel.safetensors", 2),
+    Example(
+        *("local_updates.py", "local_updates.safetensors", 2),
+        is_seldom=False,
+        is_plain=False,
+    ),
     Example("trainer.py", "trainer/model.safetensors", dies=14),
     Example("lightning_fit.py", "lightning.safetensors"),
     Example("accelerate_loop.py", "accelerate.safetensors"),

@@ -9,6 +9,7 @@ import outlast.data
 NAMES = {
     "CheckpointInvalid",
     "ConfigError",
+    "LocalUpdates",
     "OutlastError",
     "ResumeRefused",
     "SameBits",

@@ -116,6 +116,13 @@ def _look_after_graphs() -> None:
             setattr(owner, name, original)
 
 
+def wait_for_copies() -> None:
+    """Whoever will change what is copied, other than by an optimizer's step, waits until it is."""
+    copying = _held.now()
+    if copying is not None:
+        _wait_for(copying)
+
+
 def _pass(values: Iterable[Any]) -> None:
     """Before anything is done with these: the copy of what they lie in comes first."""
     copying = _held.now()

@@ -22,6 +22,9 @@ resumed            step (0 on a first start), source ("from memory, local"), pla
                    model, or its session's opening)
 initialised        source (as it was named) of a new job's first state, digest, step, save (null
                    and "" where there are none), objects (that took it), remarks
+round_closed       step, local_step, from_replicas, replicas, averaged (ranks): a resume of local
+                   updates with another number of replicas has ended the round (see
+                   docs/local-updates.md)
 step               step, seconds, stalled_s, data_s (waits for batches), script_s (outside of
                    loops), catch_up_s (the loop's data brought to where it was, after a resume),
                    scalars (sampled; since the sample before), until (the step at which the loop
@@ -114,6 +117,7 @@ EventName = Literal[
     "attempt_formed",
     "resumed",
     "initialised",
+    "round_closed",
     "step",
     "rank_steps",
     "session_ended",

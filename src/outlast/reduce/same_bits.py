@@ -416,7 +416,7 @@ class SameBits(torch.nn.Module):
                 "leave torch.set_num_threads alone"
             )
         self._check_complete()
-        rank, world_size = _place(self._group)
+        rank, world_size = place(self._group, "outlast.SameBits()")
         if counts and len(counts) != world_size:
             raise ConfigError(
                 f"the batch is shared out to {len(counts)} workers, and there are {world_size}"
@@ -496,7 +496,7 @@ class SameBits(torch.nn.Module):
         self._is_compared = True
 
     def _same_start(self) -> None:
-        if _place(self._group)[1] == 1:
+        if place(self._group, "outlast.SameBits()")[1] == 1:
             return
         with at_the_beginning():
             for each in (*self._named.values(), *self._held.live):
@@ -509,8 +509,8 @@ class SameBits(torch.nn.Module):
                     tensor.copy_(whole)
 
 
-def _place(group: Any) -> tuple[int, int]:
-    """(rank, number of workers).
+def place(group: Any, caller: str) -> tuple[int, int]:
+    """(rank, number of workers) in a group, for ``caller``.
 
     Raises:
         ConfigError: there are several, and no process group yet.
@@ -521,7 +521,7 @@ def _place(group: Any) -> tuple[int, int]:
     if world_size != "1":
         raise ConfigError(
             f"WORLD_SIZE is {world_size} and the process group is not there yet; call "
-            "torch.distributed.init_process_group() before outlast.SameBits()"
+            f"torch.distributed.init_process_group() before {caller}"
         )
     return 0, 1
 
@@ -606,6 +606,19 @@ DDP: Final = torch.nn.parallel.DistributedDataParallel
 WHERE: Final = "See docs/same-bits.md"
 
 
+def unwrapped(value: Any, wrappers: list[torch.nn.Module]) -> Any:
+    """What is inside of DDP, SameBits and torch.compile; ``wrappers`` gets what is around it."""
+    while isinstance(value, torch.nn.Module):
+        inner = getattr(value, "_orig_mod", None)
+        if isinstance(value, DDP | SameBits):
+            inner = value.module
+        if inner is None:
+            break
+        wrappers.append(value)
+        value = inner
+    return value
+
+
 class Bits:
     """What the wrappers of a session's models promise.
 
@@ -646,7 +659,7 @@ class Bits:
         # As torch's Reducer::should_rebuild_buckets has it.
         found = [
             each
-            for each in (*self._ddp, *_around(self._models, _ddp_objects()))
+            for each in (*self._ddp, *ddp_around(self._models))
             if each.static_graph or not each.find_unused_parameters
         ]
         if found:
@@ -684,6 +697,11 @@ def _around(models: Iterable[torch.nn.Module], wrappers: Iterable[Any]) -> list[
     """Those of the wrappers that hold a parameter of ``models``."""
     ours = {id(parameter) for model in models for parameter in model.parameters()}
     return [each for each in wrappers if any(id(p) in ours for p in each.parameters())]
+
+
+def ddp_around(models: Iterable[torch.nn.Module]) -> list[Any]:
+    """DDP objects of this process that hold a parameter of ``models``."""
+    return _around(models, _ddp_objects())
 
 
 def _ddp_objects() -> list[torch.nn.parallel.DistributedDataParallel]:

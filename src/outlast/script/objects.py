@@ -52,7 +52,9 @@ from outlast.checkpoint.reader import Checkpoint
 from outlast.checkpoint.tree import Flattener, mark_narrow, names_in_parts
 from outlast.config import Settings
 from outlast.errors import ConfigError, StateMismatch
-from outlast.reduce.same_bits import Bits, SameBits
+from outlast.fleet import local_updates
+from outlast.fleet.local_updates import LocalUpdates
+from outlast.reduce.same_bits import Bits, unwrapped
 from outlast.script.restore import Restore, put
 
 # --- a model's state, as often as it is asked for -------------------------------------------------
@@ -235,7 +237,7 @@ class Objects:
             if callable(getattr(value, "state_dict", None)) and callable(
                 getattr(value, "load_state_dict", None)
             ):
-                self._stateful[name] = _unwrapped(value, wrappers)
+                self._stateful[name] = unwrapped(value, wrappers)
             elif isinstance(value, Iterable) and not isinstance(value, torch.Tensor | str | bytes):
                 self.loaders.append(value)  # its position is kept by steps()
             elif isinstance(value, str | int | float):
@@ -248,6 +250,7 @@ class Objects:
                     f"{name} is a {type(value).__name__} without state_dict and load_state_dict; "
                     "wrap it in an object that has both, or leave it out if it does not change"
                 )
+        self._put_last()
         models = self._models()
         self.bits = Bits(wrappers, models.values())
         self._model_states = {name: ModelState(model) for name, model in models.items()}
@@ -272,6 +275,35 @@ class Objects:
     def optimizers(self) -> list[torch.optim.Optimizer]:
         """Those among them."""
         return [one for one in self._stateful.values() if isinstance(one, torch.optim.Optimizer)]
+
+    @property
+    def local_updates(self) -> list[LocalUpdates]:
+        """Those among them."""
+        return [one for one in self._stateful.values() if isinstance(one, LocalUpdates)]
+
+    def _put_last(self) -> None:
+        """Local updates take their state when their models have theirs: they may average them.
+
+        Raises:
+            ConfigError: one of the models' is not named, or its model is not.
+        """
+        ours = {id(parameter) for one in self._models().values() for parameter in one.parameters()}
+        for each in local_updates.living:
+            if each.trains(ours) and each not in self.local_updates:
+                raise ConfigError(
+                    "outlast.LocalUpdates has state that is to be saved; name it too: "
+                    "outlast.session(model=model, optimizer=optimizer, local=local)"
+                )
+        for name, value in list(self._stateful.items()):
+            if not isinstance(value, LocalUpdates):
+                continue
+            if not value.trains(ours) or value.optimizer not in self.optimizers():
+                raise ConfigError(
+                    f"{name} is an outlast.LocalUpdates, and a session without its model and its "
+                    "optimizer cannot be resumed; name all three: "
+                    "outlast.session(model=model, optimizer=optimizer, local=local)"
+                )
+            self._stateful[name] = self._stateful.pop(name)
 
     @property
     def model(self) -> torch.nn.Module | None:
@@ -506,19 +538,6 @@ def refuse_unnamed(objects: Sequence[Any]) -> None:
         )
 
 
-def _unwrapped(value: Any, wrappers: list[torch.nn.Module]) -> Any:
-    """What is inside of DDP, SameBits and torch.compile; ``wrappers`` gets what is around it."""
-    while isinstance(value, torch.nn.Module):
-        inner = getattr(value, "_orig_mod", None)
-        if isinstance(value, torch.nn.parallel.DistributedDataParallel | SameBits):
-            inner = value.module
-        if inner is None:
-            break
-        wrappers.append(value)
-        value = inner
-    return value
-
-
 # --- what is saved at a boundary ------------------------------------------------------------------
 
 FULLGRAPH: Final = (
@@ -547,6 +566,7 @@ class Lazy:
         names: of tensors that may be copied later.
         order: name → when the optimizers will touch it.
         moments: names of fp32 moments, which may be stored in fewer bits.
+        own: names of those that differ from rank to rank.
         optimizers: keys of the optimizers.
         tensors: names of all tensors that were there, in their order.
     """
@@ -565,13 +585,15 @@ class Lazy:
         self.order: dict[str, int] = {}
         last = len(turn)
         for key, value in objects.items():
-            if not isinstance(value, torch.nn.Module):
-                continue
-            parameters = dict(value.named_parameters(remove_duplicate=False))
-            if not any(id(parameter) in turn for parameter in parameters.values()):
-                continue
-            for name, parameter in parameters.items():
-                self.order[f"{key}.{name}"] = turn.get(id(parameter), last)
+            if isinstance(value, torch.nn.Module):
+                parameters = dict(value.named_parameters(remove_duplicate=False))
+                if not any(id(parameter) in turn for parameter in parameters.values()):
+                    continue
+                for name, parameter in parameters.items():
+                    self.order[f"{key}.{name}"] = turn.get(id(parameter), last)
+            elif isinstance(value, LocalUpdates):  # acts behind an optimizer's step
+                self.order |= {one: last for one in tensors if one.startswith(f"{key}.")}
+        self.own = frozenset(self._own(objects, tensors))
         self.moments: set[str] = set()
         # With one model the optimizer's names lack the model's key.
         turns = {name.partition(".")[2]: position for name, position in self.order.items()}
@@ -588,6 +610,21 @@ class Lazy:
             for parameter in parameters_of(objects[key]):
                 turn.setdefault(id(parameter), len(turn))
         return turn
+
+    def _own(self, objects: Mapping[str, Any], tensors: Iterable[str]) -> list[str]:
+        """Names of tensors of which each replica of local updates has its own."""
+        starts: list[str] = []
+        for key, value in objects.items():
+            if not isinstance(value, LocalUpdates):
+                continue
+            starts.append(f"{key}.{local_updates.OWN}.")
+            for other, one in objects.items():
+                is_model = isinstance(one, torch.nn.Module) and value.trains(
+                    {id(parameter) for parameter in one.parameters()}
+                )
+                if is_model or one is value.optimizer:
+                    starts.append(f"{other}.")
+        return [name for name in tensors if name.startswith(tuple(starts))] if starts else []
 
     def _add_state(
         self, key: str, tensors: Mapping[str, torch.Tensor], turns: Mapping[str, int], last: int
@@ -611,6 +648,7 @@ class BoundaryState(msgspec.Struct, frozen=True, kw_only=True):
         lazy: names of tensors that only the optimizers change.
         order: name → when they are touched.
         narrow: names of tensors that are stored in bfloat16.
+        own: names of tensors that are known to differ from rank to rank.
         kind: "full" or "weights".
     """
 
@@ -620,6 +658,7 @@ class BoundaryState(msgspec.Struct, frozen=True, kw_only=True):
     lazy: frozenset[str]
     order: Mapping[str, int]
     narrow: frozenset[str] = frozenset()
+    own: frozenset[str] = frozenset()
     kind: str = FULL
 
 
@@ -659,6 +698,7 @@ class States:
             lazy=self._lazy.names,
             order=self._lazy.order,
             narrow=narrow,
+            own=self._lazy.own,
             kind=kind,
         )
 

@@ -258,7 +258,7 @@ class Engine:
         self._always_at_once = False
         self._at_once = False  # the next snapshot: nothing is left for later
         self._eager: set[str] = set()  # names that were seen to change under a copy
-        self._own: set[str] = set()  # names that were seen to differ from rank to rank
+        self._own: set[str] = set()  # names that differ from rank to rank
         self._structures: dict[str, tuple[Any, Sequence[Held]]] = {}  # by kind of save
         self._plans: dict[str, Planned] = {}  # by kind of save
         self._layouts = 0
@@ -355,6 +355,7 @@ class Engine:
     def prepare(self, state: BoundaryState) -> None:
         """After the first step: agree with the other ranks, and have memory made ready."""
         pieces = self._pieces(state)
+        self._own |= state.own
         self._sharing.offer(pieces, self._own)
         devices.Thread(
             target=self._reserve_ahead, args=(pieces,), name="outlast-reserve", daemon=True
@@ -509,6 +510,7 @@ class Engine:
         )
         pieces = known.pieces if known is not None and again else self._pieces(state)
         if not self._sharing.has_begun:
+            self._own |= state.own
             self._sharing.offer(pieces, self._own)
         # What is agreed on is who writes what of everything, also where weights alone are saved.
         is_whole = state.kind == FULL or FULL not in self._structures

@@ -47,6 +47,7 @@ from outlast.checkpoint.reader import (
 from outlast.checkpoint.transfer import in_words, read_manifest
 from outlast.data.trail import Others
 from outlast.errors import CheckpointInvalid, ResumeRefused, StateMismatch, StorageError
+from outlast.fleet import LocalUpdates
 from outlast.inprocess import handover
 from outlast.inprocess.divided import division_of
 from outlast.inprocess.handover import Regained
@@ -645,6 +646,12 @@ class Sources:
         """The job's first state is not the script's."""
         for origin in origins if self._link.rank == 0 else ():
             self._books.ledger.append("initialised", **msgspec.structs.asdict(origin))
+
+    def closed_rounds(self, local_updates: Iterable[LocalUpdates], step: int) -> None:
+        """Rounds of local updates that the number of replicas has ended, with the resume."""
+        for each in local_updates if self._link.rank == 0 else ():
+            if each.closed is not None:
+                self._books.ledger.append("round_closed", step=step, **each.closed)
 
     def reopen(self, save: SaveName) -> Checkpoint:
         """Open the checkpoint that was resumed from once more, before the next save begins.

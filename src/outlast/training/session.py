@@ -63,6 +63,7 @@ from outlast.training.void_steps import VoidSteps
 Batch = TypeVar("Batch")
 
 _OPENED: Final = ("_on", "_void_steps")  # what opening makes, and is asked for first
+APART: Final = "each worker is a replica of its own (outlast.LocalUpdates), which no other one has"
 COPIED_S: Final = 60.0  # for a snapshot to be whole before an attempt is left with nobody lost
 
 
@@ -221,6 +222,7 @@ class Session:
                 where, step = ", ".join(self._initial.paths), loaded.manifest.step
                 say(f"{where} is not started from: this job goes on from its own step {step}")
             remarks = self._objects.apply(loaded)
+            self._on.sources.closed_rounds(self._objects.local_updates, loaded.manifest.step)
             own_of, saved_by = functools.partial(loaded.state, OWN), loaded.manifest.world_size
             again = read(self._objects, self._on.sources, loaded.save)
         self._tell(remarks)
@@ -502,7 +504,7 @@ class Session:
         survivor = open_survivor()
         if survivor is None:
             return None
-        survivor.cannot(self.cannot_repeat)
+        survivor.cannot(self.cannot_repeat or (APART if self._objects.local_updates else ""))
         survivor.cannot("" if self._settings.workers_late == "wait" else IN_PROCESS)
         home = Home(
             newest=lambda: self._saving.newest(self.step),
