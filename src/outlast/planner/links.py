@@ -78,7 +78,7 @@ class LinkJob(msgspec.Struct, frozen=True, kw_only=True):
         return self.bits(method) / (1 if method == "synchronous" else self.sync_steps)
 
 
-class _Round(msgspec.Struct, frozen=True, kw_only=True):
+class _Sends(msgspec.Struct, frozen=True, kw_only=True):
     """What a method sends: which layers after which step of a round, and when they are needed."""
 
     length: int
@@ -158,18 +158,18 @@ def bandwidth_for(
     return float(among[int(np.argmax(enough))]) if enough.any() else None
 
 
-def _round(job: LinkJob, method: Method) -> _Round:
+def _round(job: LinkJob, method: Method) -> _Sends:
     everything = frozenset(range(job.layers))
     if method == "synchronous":
-        return _Round(length=1, sends={0: everything}, overlap=0)
+        return _Sends(length=1, sends={0: everything}, overlap=0)
     overlap = OVERLAP_STEPS if method in ("overlapped", "compressed") else 0
     if method == "local":
         last = job.sync_steps - 1
-        return _Round(length=job.sync_steps, sends={last: everything}, overlap=0)
+        return _Sends(length=job.sync_steps, sends={last: everything}, overlap=0)
     count = max(job.layers // job.fragment_layers, 1)
     sends: dict[int, frozenset[int]] = {}
     for number in range(count):
         step = job.sync_steps * number // count
         layers = frozenset(range(number, job.layers, count))
         sends[step] = sends.get(step, frozenset()) | layers
-    return _Round(length=job.sync_steps, sends=sends, overlap=overlap)
+    return _Sends(length=job.sync_steps, sends=sends, overlap=overlap)

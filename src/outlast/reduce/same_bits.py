@@ -225,7 +225,7 @@ class SameBits(torch.nn.Module):
     @property
     def world_size(self) -> int:
         """How many workers its sums are made by."""
-        return _place(self._group)[1]
+        return place(self._group, "outlast.SameBits()")[1]
 
     @property
     def device(self) -> torch.device:

@@ -43,19 +43,18 @@ MAX_TRIES: Final = 4  # at a snapshot that was void
 FIRST_STEPS: Final = 20  # after which people hear of the cost; the ledger does at each doubling
 
 
-def refuse_unusable(settings: Settings) -> None:
-    """See that ``checkpoint.each_step`` can do what it says.
+def usable(settings: Settings) -> Settings:
+    """The settings, if ``checkpoint.each_step`` can do what it says.
 
     Raises:
         ConfigError: it cannot; in words.
     """
-    if not settings.checkpoint_each_step:
-        return
-    if STORE_VARIABLE not in os.environ:
+    if settings.checkpoint_each_step and STORE_VARIABLE not in os.environ:
         raise ConfigError(
             "checkpoint.each_step needs outlast run: its keeper holds what is kept and outlives "
             "the workers; start with it, or take the setting away"
         )
+    return settings
 
 
 class EachStep:

@@ -48,7 +48,6 @@ _KINDS: Final = {WAIT: 0.0, MOVE: 1.0, DROP: 2.0}
 _ASIDE: Final = 3.0  # of a batch that is none of this loop's
 TOLD_S: Final = 10.0  # between two lines of the ledger on what was dropped, at first
 TOLD_MOST_S: Final = 600.0
-IN_PROCESS: Final = "workers.late has shards made by others than their own workers"
 BOTH: Final = (
     "outlast.SameBits in place of DDP, and outlast.data.Loader(dataset, global_batch=B, shards=V)"
 )

@@ -51,6 +51,7 @@ from outlast.checkpoint.attributes import parameters_of
 from outlast.checkpoint.plan import OWN
 from outlast.checkpoint.tensors import as_bytes, is_spread
 from outlast.checkpoint.tree import unflatten
+from outlast.config import Settings
 from outlast.data import random_state
 from outlast.data.feed import record_of
 from outlast.data.trail import Noting, Others, known_to
@@ -67,6 +68,16 @@ from outlast.script.gradients import ScriptGradients
 from outlast.script.objects import BoundaryState, Hook, Objects
 from outlast.training.footing import Footing
 from outlast.training.position import Position
+
+APART: Final = "each worker is a replica of its own (outlast.LocalUpdates), which no other one has"
+MOVED: Final = "workers.late has shards made by others than their own workers"
+
+
+def cannot_live_on(settings: Settings, objects: Objects) -> str:
+    """Why no worker can go on behind a loss in its process; "" where it can, as far as is known."""
+    if objects.local_updates:
+        return APART
+    return "" if settings.workers_late == "wait" else MOVED
 
 
 class WayToLoop:

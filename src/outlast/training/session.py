@@ -51,11 +51,10 @@ from outlast.script.initial import Initial
 from outlast.script.objects import Objects, StepsHeard, hook, refuse_misspelt, refuse_unnamed
 from outlast.script.unnamed import Transient, Unnamed
 from outlast.training.afresh import held, read
-from outlast.training.each_step import refuse_unusable
+from outlast.training.each_step import usable
 from outlast.training.footing import Footing
-from outlast.training.late import IN_PROCESS
 from outlast.training.leaving import OTHERS_S, Hearing, LoopPosition
-from outlast.training.passage import FROM_NOTHING, Home, Passage
+from outlast.training.passage import FROM_NOTHING, Home, Passage, cannot_live_on
 from outlast.training.position import Position, refuse_call, refuse_loop
 from outlast.training.saving import COMMIT_TIMEOUT_S, PendingSave, Saves, Saving
 from outlast.training.void_steps import VoidSteps
@@ -63,7 +62,6 @@ from outlast.training.void_steps import VoidSteps
 Batch = TypeVar("Batch")
 
 _OPENED: Final = ("_on", "_void_steps")  # what opening makes, and is asked for first
-APART: Final = "each worker is a replica of its own (outlast.LocalUpdates), which no other one has"
 COPIED_S: Final = 60.0  # for a snapshot to be whole before an attempt is left with nobody lost
 
 
@@ -272,8 +270,8 @@ class Session:
         code = exit_code_of(error)
         if error is not None:
             over.explains(error)  # waits for the agent's word, on which it depends what is done
-        is_left = self._on.leaving.is_known and code != Exit.STORAGE
-        is_left = is_left and isinstance(error, Exception)
+        leaving = self._on.leaving
+        is_left = isinstance(error, Exception) and leaving.is_known and code != Exit.STORAGE
         if is_left:
             say(f"ended by {type(error).__name__} while the job was leaving: {error}")
             code = int(Exit.DRAINED)
@@ -346,9 +344,7 @@ class Session:
         """
         with one_line_errors():
             refuse_call(loader, unknown)
-        site = site_of(
-            sys._getframe(1), self._entry
-        )  # where it is called, not where it is first advanced
+        site = site_of(sys._getframe(1), self._entry)  # not where it is first advanced
         return self._steps(loader, until, epochs, site)
 
     def epochs(self, num: int) -> Iterator[int]:
@@ -504,8 +500,7 @@ class Session:
         survivor = open_survivor()
         if survivor is None:
             return None
-        survivor.cannot(self.cannot_repeat or (APART if self._objects.local_updates else ""))
-        survivor.cannot("" if self._settings.workers_late == "wait" else IN_PROCESS)
+        survivor.cannot(self.cannot_repeat or cannot_live_on(self._settings, self._objects))
         home = Home(
             newest=lambda: self._saving.newest(self.step),
             own=lambda: self._saving.own(self.step, self._position.reached()),
@@ -802,6 +797,4 @@ def session(
         objects = Objects(named)
         initial = Initial(objects, init_from, init_except)
         pulse.watch_model(objects.model)
-        settings = checked(config.load(arguments))
-        refuse_unusable(settings)
-        return Session(settings, objects, initial, keep_new)
+        return Session(usable(checked(config.load(arguments))), objects, initial, keep_new)

@@ -7,7 +7,7 @@ import pytest
 from outlast import config
 from outlast.errors import ConfigError, StorageError
 from outlast.training import each_step
-from outlast.training.each_step import FIRST_STEPS, EachStep, refuse_unusable
+from outlast.training.each_step import FIRST_STEPS, EachStep, usable
 from outlast.training.sharing import StepKept
 
 
@@ -147,10 +147,10 @@ def test_without_outlast_run_it_is_refused_in_one_line(monkeypatch):
     settings = config.load({"checkpoint.each_step": True}, environ={})
     monkeypatch.delenv("OUTLAST_STORE", raising=False)
     with pytest.raises(ConfigError) as refused:
-        refuse_unusable(settings)
+        usable(settings)
     assert str(refused.value) == (
         "checkpoint.each_step needs outlast run: its keeper holds what is kept and outlives the "
         "workers; start with it, or take the setting away"
     )
     monkeypatch.setenv("OUTLAST_STORE", "h:1")
-    refuse_unusable(settings)
+    assert usable(settings) is settings
