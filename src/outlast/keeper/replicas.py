@@ -21,10 +21,7 @@ The pace: background traffic goes no faster than it may, and is last in line for
 core is spare, a thread with a pace has ``BUSY_SHARE`` of one core at most, so that training loses
 no more than that to it. (Ranks that wait for each other lose whatever is taken from any one of
 them, so it is the share of one core that counts, at any number of cores.) Not bounded is what goes
-below ``FLOOR_BYTES``: a copy that never ends is no copy.
-
-Where training waits for the copies of each step (``each_step``) they are no background traffic: a
-pace is kept only where one was set, and the receiver keeps two copies beside the one that comes.
+below ``FLOOR_BYTES``: a copy that never ends is no copy; and what training waits for.
 
 The thread itself tells whether a core is spare: one that has to wait for a core longer than a part
 of the time that it then has one found none free. The kernel counts both (``schedstat``); that holds
@@ -201,8 +198,7 @@ class Replicator:
         open_channel: to another machine's keeper.
         rate_bytes: how fast, per second; None: after the cores, and slower while none is spare.
         record: puts an event into the ledger.
-        on_copied: told how it went, after each round: the save, how many machines have it, or 0 and
-            why not.
+        on_copied: told after each round: the save, how many machines have it, or 0 and why not.
         each_step: training waits for it.
     """
 
@@ -225,8 +221,8 @@ class Replicator:
         self._record = record
         self._stop = threading.Event()
         self._on_copied, self._each_step = on_copied, each_step
-        cores = Cores() if rate_bytes is None and not each_step else None
-        most = RATE_MAX_BYTES if rate_bytes is None and each_step else rate_of(rate_bytes)
+        cores = None if each_step or rate_bytes is not None else Cores()
+        most = RATE_MAX_BYTES if each_step and rate_bytes is None else rate_of(rate_bytes)
         self._pace = TrafficPace(most, self._stop, cores)
         self._changed = threading.Condition()
         self._holders: tuple[PeerMachine, ...] = ()
@@ -287,9 +283,9 @@ class Replicator:
     def _tell(self, holders: Sequence[PeerMachine]) -> None:
         tried = [self._tried[one] for one in holders if one in self._tried]
         if holders and len(tried) == len(holders) and not self._stop.is_set():
-            save = min((save for save, _ in tried), key=when)
             why = next((why for _, why in tried if why), "")
-            self._on_copied(save, 0 if why else len(holders), why)
+            oldest = min((save for save, _ in tried), key=when)
+            self._on_copied(oldest, 0 if why else len(holders), why)
 
     def _leave_others(self, holders: Sequence[PeerMachine]) -> None:
         for member in [one for one in self._channels if one not in holders]:
@@ -477,7 +473,7 @@ class ReplicaStore:
         job: id of the job.
         holdings: this machine's memory.
         lock: guards it.
-        each_step: two copies of a machine stay while the next comes, and the only one always does.
+        each_step: two copies of a machine stay while the next comes; the only one always does.
 
     Attributes:
         wards: machines whose copies are to be here.
@@ -486,10 +482,8 @@ class ReplicaStore:
     def __init__(
         self, job: str, holdings: Holdings, lock: threading.RLock, *, each_step: bool = False
     ) -> None:
-        self._job = job
-        self._each_step = each_step
-        self._holdings = holdings
-        self._lock = lock
+        self._job, self._each_step = job, each_step
+        self._holdings, self._lock = holdings, lock
         self.wards: frozenset[str] = frozenset()
         self._coming: dict[str, IncomingReplica] = {}
         self._arrivals = (SaveName(0), SaveName(0))  # the last two that came or were made
@@ -665,7 +659,7 @@ class ReplicaServer:
         store: what is in memory here.
         wait_for_earlier: waits until nothing of attempts before one is in flight.
         gives_way: takes copies more slowly while no core is spare.
-        each_step: takes them before all else.
+        each_step: takes them at once.
         record: puts an event into the ledger.
     """
 
@@ -681,8 +675,7 @@ class ReplicaServer:
         record: Callable[..., None],
         each_step: bool = False,
     ) -> None:
-        self._each_step = each_step
-        self._store = store
+        self._store, self._each_step = store, each_step
         self._wait_for_earlier = wait_for_earlier
         self._gives_way = gives_way and not each_step
         self._door = Door(

@@ -12,9 +12,9 @@ the newest step that was copied from every machine. A resume takes the newest st
 parts are somewhere, and reads no storage. Checkpoints go to storage at their own cadence.
 
 What can go wrong: a copy is late, or its machine is gone, or there is no memory. The step waits for
-``LATE_S`` at most, goes on without, and the machine whose copy it is says so; so does the next one.
-A step that was not kept is in the ledger (``not_kept``). What is lost then is what the last step
-that was kept, or storage, does not have.
+``LATE_S`` and the time of its size, goes on without, and the machine whose copy it is says so; so
+does the next one. A step that was not kept is in the ledger (``not_kept``). What is lost then is
+what the last step that was kept, or storage, does not have.
 
 Rejected: to wait for the copy behind the next step's forward pass, just before the optimizer (it
 hides the cost, but a machine that is lost in that time costs a step that was completed); to keep
@@ -38,9 +38,15 @@ from outlast.training.books import AttemptBooks
 from outlast.training.saving import Saving, Snapshots
 from outlast.training.sharing import StepKept, local_ranks
 
-LATE_S: Final = 10.0  # that a step waits for what keeps it, at each of its parts
+LATE_S: Final = 10.0  # that a step waits for what keeps it, at most,
+SLOW_BYTES: Final = 1e8  # and a second for so many bytes of this machine's part
 MAX_TRIES: Final = 4  # at a snapshot that was void
 FIRST_STEPS: Final = 20  # after which people hear of the cost; the ledger does at each doubling
+
+
+def _left_s(until_s: float) -> float:
+    """Seconds until a monotonic time; 0 once it is over."""
+    return max(until_s - time.monotonic(), 0.0)
 
 
 def usable(settings: Settings) -> Settings:
@@ -120,15 +126,16 @@ class EachStep:
 
     def _try(self, step: int) -> StepKept:
         kept = StepKept()
+        until_s = time.monotonic() + LATE_S + self._bytes * self._num_local / SLOW_BYTES
         for _ in range(MAX_TRIES):
-            self._engine.line.wait_for_keeper(LATE_S)
+            self._engine.line.wait_for_keeper(_left_s(until_s))
             try:
-                self._bytes = self._saving.keep(step, LATE_S)
+                self._bytes = self._saving.keep(step, _left_s(until_s))
             except (OSError, OutlastError, RuntimeError) as error:
                 return StepKept(str(error), is_own=True)
             self._engine.before_optimizer()  # whoever waits may as well help with the copy
             over.raise_if_over()
-            kept = self._engine.wait_until_kept(LATE_S, copied=self._num_copies > 0)
+            kept = self._engine.wait_until_kept(_left_s(until_s), copied=self._num_copies > 0)
             over.raise_if_over()
             if not kept.void:
                 break

@@ -418,7 +418,7 @@ class Engine:
                     break
                 self._changed.wait(min(left_s, LOOK_S))
             if kept is None:
-                return self._steps.late(serial, timeout_s)
+                return self._steps.late(serial)
             return kept
 
     @property

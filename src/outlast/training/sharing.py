@@ -297,11 +297,11 @@ class KeptSteps:
             return StepKept()
         return StepKept(word.reason or "no other machine is to hold copies", is_own=True)
 
-    def late(self, serial: int, timeout_s: float) -> StepKept:
+    def late(self, serial: int) -> StepKept:
         """Why one has not been waited for any longer."""
         if serial in self._ends:
-            return StepKept(f"its copy has not arrived within {timeout_s:.0f} s", is_own=True)
-        return StepKept(f"not all machines had their part of it within {timeout_s:.0f} s")
+            return StepKept("its copy has not arrived in time", is_own=True)
+        return StepKept("not all machines had their part of it in time")
 
 
 logger = logging.getLogger(__name__)

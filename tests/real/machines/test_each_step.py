@@ -6,6 +6,7 @@ the end all is, bit for bit, what an undisturbed run has.
 """
 
 import os
+import re
 import signal
 import time
 
@@ -78,7 +79,7 @@ class DividedJob(ElasticJob):
 
 def sources(resumed):
     """Where an attempt's state came from."""
-    return set(resumed["source"].removeprefix("from ").split(", "))
+    return set(re.findall(r"\w+", resumed["source"])) - {"from", "and"}
 
 
 def newest(lines):

@@ -243,6 +243,6 @@ def test_how_it_went_with_a_step(end, word, copied, expected):
 
 def test_whose_fault_it_is_that_a_step_is_late():
     steps = KeptSteps(each_step_room())
-    assert not steps.late(7, 10.0).is_own
+    assert not steps.late(7).is_own
     steps.ended(7, StepKept())
-    assert steps.late(7, 10.0) == StepKept("its copy has not arrived within 10 s", is_own=True)
+    assert steps.late(7) == StepKept("its copy has not arrived in time", is_own=True)
