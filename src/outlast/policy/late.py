@@ -43,8 +43,8 @@ import msgspec
 
 WAIT, MOVE, DROP = ANSWERS = ("wait", "move", "drop")
 WARM_UP: Final = 3  # steps: caches, compilation
-WINDOW: Final = 5
-LEAST: Final = 3  # times of a worker, before it is judged
+WINDOW: Final = 7
+LEAST: Final = 5  # times of a worker, before it is judged
 GAIN: Final = 0.10  # of the longest time: a smaller one is not worth new buckets
 PROBE_STEPS: Final = LEAST
 PROBE_EVERY: Final = 64  # steps, at first
