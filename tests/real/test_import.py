@@ -7,7 +7,7 @@ import pytest
 LOOK = """
 import gc, json, logging, os, sys, threading
 
-LATE = "SameBits", "Session", "session", "data", "dcp_reader", "dcp_writer"
+LATE = "LocalUpdates", "SameBits", "Session", "session", "data", "dcp_reader", "dcp_writer"
 
 def look():
     return {

@@ -43,7 +43,9 @@ class Strikes:
             return
         dist.barrier()  # nobody is steps ahead when a checkpoint is asked for
         step, pending = self._session.step, self._pending
-        if pending is not None and pending.wait(COMMIT_S) and pending.step == step:
+        is_here = pending is not None and pending.wait(COMMIT_S) and pending.step == step
+        dist.all_reduce(all_agree := torch.tensor([int(is_here)]), dist.ReduceOp.MIN)
+        if all_agree:  # one rank may hear of a commit later than another
             if dist.get_rank() == step % dist.get_world_size():
                 (RECORDS / f"killed-{step}").touch()
                 os.kill(os.getpid(), signal.SIGKILL)
