@@ -77,11 +77,7 @@ def test_whatever_a_field_holds_the_event_is_kept_and_nothing_is_raised(ledger, 
 def test_the_contract_names_every_event():
     table = events_room.__doc__
     assert all(name in table for name in EVENT_NAMES)
-<<<<<<< HEAD
     assert len(EVENT_NAMES) == 44
-=======
-    assert len(EVENT_NAMES) == 40
->>>>>>> wt-local
 
 
 fields = st.dictionaries(
