@@ -38,8 +38,7 @@ from outlast.units import reader
 
 FILE_NAME: Final = "outlast.toml"
 BUFFERS_MAX: Final = 8
-# Where each step is kept: two versions of a snapshot, one more that is being copied, and one of a
-# checkpoint that is on its way to storage.
+# Where each step is kept: two versions, one in the making, one on its way to storage.
 EACH_STEP_BUFFERS: Final = 4
 PLATFORMS: Final = (
     "auto",
@@ -132,10 +131,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     checkpoint_each_step: Annotated[bool, Setting(False, parse_bool)]
-    """Whether each completed step is kept in memory, here and on another machine, before the next.
-
-    A machine that is lost then costs no completed step; see ``training.each_step``.
-    """
+    """Whether each step is kept in two machines' memory before the next; ``training.each_step``."""
 
     notice_platform: Annotated[str, Setting("auto", parse_platform)]
     """The platform that gives notice, one of ``PLATFORMS``. Signals are always heard."""
