@@ -62,10 +62,6 @@ class Fragment:
                     part = own.add_(part.mul(1 - own_share))  # noqa: PLW2901 - mixed
                 parameter.copy_(part)
 
-    def holds(self, parameter: torch.Tensor) -> bool:
-        """Whether this very parameter is in it."""
-        return any(one is parameter for one in self._parameters)
-
     def layout(self) -> list[Any]:
         """What replicas must have in common: names, shapes, dtypes."""
         return [

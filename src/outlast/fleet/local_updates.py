@@ -406,8 +406,7 @@ class LocalUpdates:
     def _check_ddp(self, wrappers: Sequence[torch.nn.Module]) -> None:
         for each in wrappers:
             ranks = dist.get_process_group_ranks(each.process_group) if _is_ddp(each) else []
-            ours = getattr(self._wire, "ranks", [])
-            if len(set(ranks) & set(ours)) > 1:
+            if len(set(ranks) & set(self._wire.ranks)) > 1:
                 raise ConfigError(
                     "the model is wrapped in DistributedDataParallel over the replicas: gradients "
                     "would be averaged in every step, and once more by outlast.LocalUpdates; give "

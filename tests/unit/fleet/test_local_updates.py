@@ -12,7 +12,7 @@ from unit_replicas import Replicas, same
 
 from outlast import LocalUpdates
 from outlast.errors import ConfigError, StateMismatch
-from thorough import examples
+from thorough import examples, some
 
 STEPS = 11  # two rounds of five, and one
 CASES = {
@@ -174,7 +174,8 @@ def test_a_resume_at_any_step_has_the_same_bits(replicas, name):
     """Two rounds and more, with exchanges in flight: what comes after is what came after."""
     case = CASES[name]
     undisturbed = states(replicas, 3, case)
-    for at in range(STEPS - 1):
+    steps = range(STEPS - 1)
+    for at in steps if "streaming" in name else some(steps, 3):
 
         def script(rank, at=at):
             model, optimizer = build(7)
