@@ -88,6 +88,11 @@ def test_needs_are_not_read_off_a_grid(ask):
     assert found["streaming"] < found["local"] < 0.1e9 / 8 < found["synchronous"]
 
 
+def test_a_latency_that_no_bandwidth_makes_up_for_is_said(say):
+    said = say(f"{LINE} --latency 10s --sync-steps 1000")
+    assert "No link is enough for 95.0 % synchronous, nor with the 4-bit stream" in said
+
+
 def test_where_nothing_makes_progress_it_takes_nothing(say, ask):
     line = LINE.replace("100Gbit/s", "1Mbit/s").replace("0.02/h", "9000/h --price 2 --restore 1h")
     said = say(line)

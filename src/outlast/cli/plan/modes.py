@@ -55,6 +55,7 @@ REPLAYED_MOST: Final = 512  # replicas that are looked at one by one
 LAYERS_MOST: Final = 1000
 SYNC_STEPS_MOST: Final = 10_000
 TARGET: Final = 0.95
+NEEDING: Final[tuple[FleetMode, ...]] = ("synchronous", "local", "streaming")
 COMPARED_TO: Final[tuple[FleetMode, ...]] = ("synchronous", "templates")
 _NAMES: Final[dict[FleetMode, str]] = {
     "synchronous": "synchronous",
@@ -278,10 +279,7 @@ def _answer(asked: _ModesAsked, rows: list[ModeRow], how: str) -> PlanAnswer:
         )
         for other in COMPARED_TO
     }
-    needs = {
-        mode: bandwidth_for(job.linked(mode), LINK_OF[mode], TARGET)
-        for mode in ("synchronous", "local", "streaming")
-    }
+    needs = {str(mode): bandwidth_for(job.linked(mode), LINK_OF[mode], TARGET) for mode in NEEDING}
     between = ""
     if asked.trace is None:
         low, high = (
@@ -339,9 +337,7 @@ def _answer(asked: _ModesAsked, rows: list[ModeRow], how: str) -> PlanAnswer:
             "computing: of a step, the rest waits for the link. kept: after failures. per 1,000 "
             "steps: cost of useful ones. link: bytes of one replica, each way.",
             _pays(asked, "templates", pays["templates"]) if best.goodput >= NO_PROGRESS else "",
-            f"For {percent(TARGET)} computing a link needs "
-            + ", ".join(f"{_needed(bits)} {_short(mode)}" for mode, bits in needs.items())
-            + ".",
+            _needs(needs),
             known.words,
             _successors(asked),
             between,
@@ -470,12 +466,20 @@ def _link(bits_per_s: float) -> str:
     return f"{figure(bits_per_s / (scale or 1.0))} {unit}"
 
 
-def _needed(bits_per_s: float | None) -> str:
+def _needs(found: dict[str, float | None]) -> str:
+    """The bandwidths from which on a step is computing for the most part."""
     from outlast.planner.links import BITS_LEAST
 
-    if bits_per_s is None:
-        return "more than any has"
-    return f"{'under ' * (bits_per_s <= BITS_LEAST)}{_link(bits_per_s)}"
+    enough = [
+        f"{'under ' * (bits <= BITS_LEAST)}{_link(bits)} {_short(mode)}"
+        for mode, bits in found.items()
+        if bits is not None
+    ]
+    never = [_short(mode) for mode, bits in found.items() if bits is None]
+    said = f"For {percent(TARGET)} computing a link needs {', '.join(enough)}." if enough else ""
+    if never:
+        said += f" No link is enough for {percent(TARGET)} {', nor '.join(never)}: its latency."
+    return said.strip()
 
 
 def _cells(job: FleetJob, one: ModeRow) -> tuple[str, ...]:
