@@ -9,6 +9,7 @@
 ``pipelines``    checkpoints, templates and layouts on a fleet that comes and goes
 ``redundancy``   pipelines whose machines hold their successors' stages
 ``fleet_modes``  all of these beside one another for one job; when local updates pay
+``breakeven``    where one thing is ahead of another, along a quantity of many magnitudes
 ``traces``       recordings of spot fleets, failures and lifetimes, read
 ``draws``        failures drawn from a law; the law that recorded times are most likely under
 ``job``          one run of a job, checkpoint by checkpoint, with the runtime's decisions

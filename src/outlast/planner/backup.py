@@ -15,6 +15,7 @@ docs/plan-modes.md), and losses that come in bursts: μ takes them as uniform.
 
 from __future__ import annotations
 
+import functools
 import math
 from typing import Final
 
@@ -26,6 +27,7 @@ REDUNDANCY_MOST: Final = 64
 _ADDED: Final = 0.833  # of the best redundancy, in the paper's closed form
 
 
+@functools.lru_cache(maxsize=1024)
 def harmonic(count: int) -> float:
     """1 + 1/2 + … + 1/count."""
     return math.fsum(1 / one for one in range(1, count + 1))

@@ -15,7 +15,8 @@ compressed     the same, at 4 bits
 =============  ==================================================================================
 
 Utilisation is computing time over all time, in the last of several rounds: the first ones have no
-links that are still busy from before. What a round does to the loss is not here.
+links that are still busy from before. What a round does to the loss is not here. Only those
+steps and layers are looked at that wait or send: a thousand layers cost no more than a few.
 
 What can go wrong: parameters that are not spread evenly over layers; a link that others use too.
 Rejected: a closed form for each method, which is right only while the link is idle between two
@@ -24,11 +25,15 @@ fragments.
 
 from __future__ import annotations
 
+import functools
+import math
 from typing import Final, Literal, get_args
 
 import msgspec
 import numpy as np
 import numpy.typing as npt
+
+from outlast.planner.breakeven import Flags, ahead_spans
 
 Bandwidths = npt.NDArray[np.float64]  # bits per second; all are worked out side by side
 Method = Literal["synchronous", "local", "streaming", "overlapped", "compressed"]
@@ -36,14 +41,9 @@ METHODS: Final[tuple[Method, ...]] = get_args(Method)
 BITS: Final = 16.0
 COMPRESSED_BITS: Final = 4.0
 OVERLAP_STEPS: Final = 1
-_ROUNDS: Final = 3
-_EVERY_STEP_ROUNDS: Final = 6  # where a round is one step
-
-# Of table 4 of arXiv 2501.18512: 0.1 to 1,000 Gbit/s, and the share of the parameters' 16 bits that
-# crosses the link. The paper gives neither. The first is read off its figures, all of which are
-# points of this grid; the second is fitted, the only number that is.
-PAPER_BITS_PER_S: Final[Bandwidths] = 1e9 * np.logspace(-1, 3, 50)
-PAPER_CROSSING: Final = 0.85
+_ROUNDS: Final = 3  # and as many more as make _STEPS; the later half is measured
+_STEPS: Final = 20
+BITS_LEAST, BITS_MOST = 1e3, 1e15  # per second, between which a bandwidth is looked for
 
 
 class LinkJob(msgspec.Struct, frozen=True, kw_only=True):
@@ -106,56 +106,63 @@ def utilisation(job: LinkJob, method: Method, bits_per_s: Bandwidths) -> Bandwid
         Shares in (0, 1], shape (n,).
     """
     plan = _round(job, method)
-    rounds = _EVERY_STEP_ROUNDS if plan.length == 1 else _ROUNDS
+    rounds = max(_ROUNDS, math.ceil(_STEPS / plan.length))
+    measured = rounds // 2
+    begins = plan.length * (rounds - measured)
     sent_s = job.bits(method) / job.layers / bits_per_s
     node_s = job.step_s / (3 * job.layers - 1)
     now_s, free_s = np.zeros_like(bits_per_s), np.zeros_like(bits_per_s)
     needed: dict[int, dict[int, Bandwidths]] = {}  # step → layer → when its sum is there
-    began_s = now_s
-    for step in range(plan.length * rounds):
-        if step == plan.length * (rounds - 1):
+    began_s, before = now_s, 0
+    for step in _busy(plan, rounds, begins):
+        now_s = now_s + job.step_s * (step - before)
+        before = step
+        if step == begins:
             began_s = now_s
-        waits, sends = needed.pop(step, {}), plan.sends.get(step % plan.length)
-        if not waits and not sends:
-            now_s = now_s + job.step_s
-            continue
-        for layer in range(job.layers):
-            if layer in waits:
-                now_s = np.maximum(now_s, waits[layer])
-            now_s = now_s + node_s
-        for layer in reversed(range(job.layers)):
-            now_s = now_s + node_s * (2 if layer else 1)
-            if sends and layer in sends:
-                free_s = np.maximum(free_s, now_s) + sent_s
-                arrives = needed.setdefault(step + 1 + plan.overlap, {})
-                arrives[layer] = free_s + job.latency_s
-    return np.asarray(plan.length * job.step_s / (now_s - began_s))
+        waits, sends = needed.pop(step, {}), plan.sends.get(step % plan.length, ())
+        for layer in sorted(waits):  # the forward pass begins at 0, where nothing holds it up
+            now_s = np.maximum(now_s, waits[layer] - node_s * layer)
+        back_s = now_s + node_s * job.layers
+        for layer in sorted(sends, reverse=True):
+            done_s = back_s + node_s * (2 * (job.layers - layer) - (layer == 0))
+            free_s = np.maximum(free_s, done_s) + sent_s
+            arrives = needed.setdefault(step + 1 + plan.overlap, {})
+            arrives[layer] = free_s + job.latency_s
+    now_s = now_s + job.step_s * (plan.length * rounds - before)
+    return np.asarray(measured * plan.length * job.step_s / (now_s - began_s))
 
 
+@functools.lru_cache(maxsize=1024)
 def utilisation_at(job: LinkJob, method: Method, bits_per_s: float) -> float:
     """The same at one bandwidth."""
     return float(utilisation(job, method, np.array([bits_per_s]))[0])
 
 
-def bandwidth_for(
-    job: LinkJob,
-    method: Method,
-    share: float,
-    among: Bandwidths = PAPER_BITS_PER_S,
-) -> float | None:
-    """The first of some bandwidths at which this share of the time is computing.
+def bandwidth_for(job: LinkJob, method: Method, share: float) -> float | None:
+    """The bandwidth from which on this share of the time is computing, to a millionth.
 
     Args:
         job: see there.
         method: see there.
         share: of the time, in (0, 1).
-        among: in ascending order, bits per second.
 
     Returns:
-        Bits per second; None where none of them is enough.
+        Bits per second, ``BITS_LEAST`` where that is enough; None where ``BITS_MOST`` is not.
     """
-    enough = utilisation(job, method, among) >= share
-    return float(among[int(np.argmax(enough))]) if enough.any() else None
+
+    def is_enough(bits_per_s: Bandwidths) -> Flags:
+        return np.asarray(utilisation(job, method, bits_per_s) >= share)
+
+    found = ahead_spans(is_enough, BITS_LEAST, BITS_MOST)
+    return max(found[-1].low, BITS_LEAST) if found and math.isinf(found[-1].high) else None
+
+
+def _busy(plan: _Sends, rounds: int, begins: int) -> list[int]:
+    """Steps in which something is sent or waited for, and that from which on time is measured."""
+    starts = range(0, plan.length * rounds, plan.length)
+    sent = {start + step for start in starts for step in plan.sends}
+    waiting = {step + 1 + plan.overlap for step in sent}
+    return sorted(one for one in sent | waiting | {begins} if one < starts.stop)
 
 
 def _round(job: LinkJob, method: Method) -> _Sends:

@@ -8,9 +8,9 @@ import pytest
 import simpy
 
 from outlast.planner.draws import Exponential
-from outlast.planner.job import JobRun, JobSetup, Level, MachineLoss
+from outlast.planner.job import MODES, JobRun, JobSetup, Level, MachineLoss
 from outlast.planner.many import Automatic, FixedIntervals, JobCase, Renewed, Replayed, simulate
-from outlast.planner.study import Scenario, compare
+from outlast.planner.study import Scenario, compare, tell
 from outlast.policy.cadence import Auto, EverySeconds
 from outlast.policy.hazard import of_a_new_job
 from outlast.policy.interval import Costs, exact_best_h, exact_wall, linear_wall
@@ -288,3 +288,10 @@ def test_a_moment_that_was_reached_does_not_come_for_ever():
         case, Replayed(moments_s, moments_s[-1], offsets_s), FixedIntervals(HOUR_S), len(offsets_s)
     )
     assert np.all(ledger.failures <= 501)
+
+
+def test_a_loss_is_of_a_machine_wherever_survivors_may_go_on():
+    for mode in MODES:
+        setup = JobSetup(machines=4, mode=mode, horizon_s=36_000)
+        told = tell(Scenario(setup=setup, failures_per_h=2), 0).losses
+        assert {len(one.machines) for one in told} == {0 if mode == "rigid" else 1}

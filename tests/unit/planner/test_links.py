@@ -6,8 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from outlast.planner.links import (
+    BITS_LEAST,
     METHODS,
-    PAPER_BITS_PER_S,
     LinkJob,
     bandwidth_for,
     ring_crossing,
@@ -96,9 +96,61 @@ def test_bits_on_the_link():
     assert [ring_crossing(count) for count in (1, 2, 8)] == [0.0, 1.0, 1.75]
 
 
-def test_no_bandwidth_may_be_enough():
+def test_the_bandwidth_for_a_share_is_where_it_begins():
     job = LinkJob(parameters=1e9, layers=24, step_s=0.1)
-    found = bandwidth_for(job, "synchronous", 0.5)
-    assert found in PAPER_BITS_PER_S
-    assert utilisation_at(job, "synchronous", found) >= 0.5
-    assert bandwidth_for(job, "synchronous", 0.5, PAPER_BITS_PER_S[:3]) is None
+    for method in METHODS:
+        found = bandwidth_for(job, method, 0.95)
+        assert utilisation_at(job, method, found * 1.00001) >= 0.95
+        assert utilisation_at(job, method, found * 0.99999) < 0.95
+
+
+def test_no_bandwidth_may_be_enough_or_any():
+    late = LinkJob(parameters=1e9, layers=24, step_s=0.1, latency_s=1.0)
+    assert bandwidth_for(late, "synchronous", 0.5) is None
+    tiny = LinkJob(parameters=10, layers=1, step_s=10)
+    assert bandwidth_for(tiny, "synchronous", 0.5) == BITS_LEAST
+
+
+@examples(40)
+@given(job=JOBS, method=st.sampled_from(METHODS))
+def test_looking_at_some_layers_only_is_the_same_as_walking_all_nodes(job, method):
+    width = job.bits(method) / job.step_s / 3
+    assert utilisation_at(job, method, width) == pytest.approx(walked(job, method, width))
+
+
+@pytest.mark.parametrize("sync_steps", [1, 2, 3, 7])
+@pytest.mark.parametrize("method", METHODS)
+def test_what_is_measured_is_the_steady_state(method, sync_steps):
+    job = LinkJob(parameters=1e9, layers=6, step_s=1.0, sync_steps=sync_steps)
+    for width in (1e9, 5e9, 16e9, 40e9):
+        settled = walked(job, method, width, steps=420)
+        assert utilisation_at(job, method, width) == pytest.approx(settled, rel=1e-3)
+
+
+def walked(job, method, bits_per_s, steps=None):
+    """The graph node by node, with plain numbers: computing time over all, of the later half."""
+    every = 1 if method == "synchronous" else job.sync_steps
+    count = 1
+    if method not in ("synchronous", "local"):
+        count = max(job.layers // job.fragment_layers, 1)
+    sent = {}
+    for number in range(count):
+        step = every - 1 if count == 1 and method == "local" else every * number // count
+        sent.setdefault(step, set()).update(range(number, job.layers, count))
+    overlap = 1 if method in ("overlapped", "compressed") else 0
+    node_s = job.step_s / (3 * job.layers - 1)
+    rounds = max(3, -(-20 // every)) if steps is None else steps // every
+    begins = (rounds - rounds // 2) * every
+    now_s = free_s = began_s = 0.0
+    there_s = {}
+    for step in range(rounds * every):
+        if step == begins:
+            began_s = now_s
+        for layer in range(job.layers):
+            now_s = max(now_s, there_s.get((step, layer), 0.0)) + node_s
+        for layer in reversed(range(job.layers)):
+            now_s += node_s * (2 if layer else 1)
+            if layer in sent.get(step % every, ()):
+                free_s = max(free_s, now_s) + job.bits(method) / job.layers / bits_per_s
+                there_s[step + 1 + overlap, layer] = free_s + job.latency_s
+    return (rounds * every - begins) * job.step_s / (now_s - began_s)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import shlex
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -41,7 +43,9 @@ from outlast.errors import ConfigError
 from outlast.planner.traces import Recording, read
 
 if TYPE_CHECKING:
+    from outlast.planner.breakeven import AheadSpan
     from outlast.planner.fleet_modes import FleetJob, FleetMode, ModeRow
+    from outlast.planner.job import Mode
 
 HOUR_S: Final = 3600.0
 DAY_S: Final = 86_400.0
@@ -51,6 +55,7 @@ REPLAYED_MOST: Final = 512  # replicas that are looked at one by one
 LAYERS_MOST: Final = 1000
 SYNC_STEPS_MOST: Final = 10_000
 TARGET: Final = 0.95
+NEEDING: Final[tuple[FleetMode, ...]] = ("synchronous", "local", "streaming")
 COMPARED_TO: Final[tuple[FleetMode, ...]] = ("synchronous", "templates")
 _NAMES: Final[dict[FleetMode, str]] = {
     "synchronous": "synchronous",
@@ -60,6 +65,18 @@ _NAMES: Final[dict[FleetMode, str]] = {
     "redundant": "redundant",
     "templates": "templates",
 }
+_SIMULATED: Final[dict[FleetMode, Mode]] = {
+    "synchronous": "restart",
+    "local": "local",
+    "streaming": "local",
+    "backup": "local",  # who is lost takes its part of one step away
+    "redundant": "elastic",
+    "templates": "replicas",
+}
+SIMULATED_MOST: Final = 1e5  # losses times machines, of which it does so many in seconds
+PATIENCE_S: Final = 5.0
+LOSS_S, MACHINE_S = 4e-4, 6e-6  # of one loss in all modes, and for each replica besides; roughly
+LOSSES_LEAST: Final = 20
 _STEPS_PRICED: Final = 1000
 _WORTH: Final = (
     "What a local step is worth is taken as given by --worth: the loss at equal tokens is not "
@@ -80,12 +97,12 @@ def modes(
     gpus: int | None,
     gpus_per_node: int,
     trace: Path | None,
-    replace_h: float,
+    replace_h: float | None,
     regroup_h: float,
     backups: int,
     tail: float,
     redundant_work: float,
-    worth: float,
+    worth: float | None,
     price: float | None,
     **costs_h: float | None,
 ) -> PlanAnswer:
@@ -94,7 +111,7 @@ def modes(
     --link is what a replica has to others, in each direction. A replica is whatever holds the
     model once: a machine, or several of them.
     """
-    from outlast.planner.fleet_modes import FleetJob, compared
+    from outlast.planner.fleet_modes import PUBLISHED_WORTH, FleetJob, compared
     from outlast.planner.links import LinkJob, ring_crossing
 
     if trace is not None and rate is not None:
@@ -105,7 +122,11 @@ def modes(
         raise ConfigError(
             f"--backups {backups:,}: of {count:,} replicas at least one must count; give fewer"
         )
-    if not worth:
+    if recording is not None and recording.kind == "fleet" and replace_h is not None:
+        raise ConfigError(
+            f"--replace says when successors come, and so does {recording.name}: leave it out"
+        )
+    if worth == 0:
         raise ConfigError("--worth 0: a local step that is worth nothing needs no plan")
     _within("--layers", layers, LAYERS_MOST)
     _within("--sync-steps", sync_steps, SYNC_STEPS_MOST)
@@ -128,14 +149,27 @@ def modes(
         backups=backups,
         tail=tail,
         redundant_work=redundant_work,
-        worth=worth,
+        worth=PUBLISHED_WORTH if worth is None else worth,
         price_per_h=price,
     )
     if recording is None:
         rows, how = compared(job, known.per_h), "closed forms; independent, exponential failures"
     else:
-        rows, how = _replayed(job, recording)
-    return _answer(job, known, (rows, how), trace)
+        rows, how = _replayed(job, known, recording)
+    asked = _ModesAsked(
+        job=job, known=known, trace=trace, recording=recording, is_worth=bool(worth)
+    )
+    return _answer(asked, rows, how)
+
+
+class _ModesAsked(msgspec.Struct, frozen=True, kw_only=True):
+    """A job, its rate, what is replayed, and whether somebody says what a local step is worth."""
+
+    job: FleetJob
+    known: FailureRate
+    trace: Path | None
+    recording: Recording | None
+    is_worth: bool
 
 
 def _replicas(given: int | None, recording: Recording | None) -> int:
@@ -194,7 +228,7 @@ def _known(
     )
 
 
-def _replayed(job: FleetJob, recording: Recording) -> tuple[list[ModeRow], str]:
+def _replayed(job: FleetJob, known: FailureRate, recording: Recording) -> tuple[list[ModeRow], str]:
     from outlast.planner.fleet_modes import replayed
     from outlast.planner.job import JobSetup
     from outlast.planner.study import Scenario
@@ -202,43 +236,54 @@ def _replayed(job: FleetJob, recording: Recording) -> tuple[list[ModeRow], str]:
     horizon_s = DAYS_MOST * DAY_S
     if recording.kind != "lifetimes":
         horizon_s = min(recording.length_s, horizon_s)
+    losses_per_s = known.per_h / HOUR_S
+    times = 2 if horizon_s > DAY_S else 8
+    loss_s = LOSS_S + MACHINE_S * job.replicas
+    most_s = max(PATIENCE_S / loss_s / times, LOSSES_LEAST) / losses_per_s
+    is_shorter = horizon_s > most_s
+    horizon_s = min(horizon_s, most_s)
     scenario = Scenario(
         setup=JobSetup(machines=job.replicas, horizon_s=horizon_s),
         law="trace",
         trace=recording,
-        replace_s=job.replace_h * HOUR_S,
+        replace_s=job.away_h * HOUR_S,
     )
-    times = 2 if horizon_s > DAY_S else 8
     how = (
-        f"{times} replays of {recording.name}, {span(horizon_s / HOUR_S)} each, from different "
-        "moments on, by the planner's simulator; when local updates pay, by the closed forms at "
-        "its mean rate"
+        f"{times} replays of {recording.name}, {span(horizon_s / HOUR_S)} each"
+        + (" (shortened, so that it takes seconds)" if is_shorter else "")
+        + ", from different moments on, by the planner's simulator"
     )
     return replayed(job, scenario, times), how
 
 
-def _answer(
-    job: FleetJob, known: FailureRate, found: tuple[list[ModeRow], str], trace: Path | None
-) -> PlanAnswer:
-    from outlast.planner.fleet_modes import LINK_OF, compared, pays_above, pays_below
+def _answer(asked: _ModesAsked, rows: list[ModeRow], how: str) -> PlanAnswer:
+    from outlast.planner.fleet_modes import (
+        LINK_OF,
+        NO_PROGRESS,
+        even_worth,
+        pays_at_links,
+        pays_at_rates,
+        row,
+    )
     from outlast.planner.links import bandwidth_for
 
-    rows, how = found
+    job, known = asked.job, asked.known
     best = max(rows, key=lambda one: one.goodput)
     local: FleetMode = "local"
     pays = {
-        other: (pays_below(job, local, other, known.per_h), pays_above(job, local, other))
+        other: _Pays(
+            is_here=_row(rows, local).goodput > _row(rows, other).goodput,
+            links=pays_at_links(job, local, other, known.per_h),
+            rates=pays_at_rates(job, local, other, known.per_h),
+            even_worth=even_worth(rows, job.worth, local, other),
+        )
         for other in COMPARED_TO
     }
-    needs = {
-        mode: bandwidth_for(job.linked(mode), LINK_OF[mode], TARGET)
-        for mode in ("synchronous", "local", "streaming")
-    }
+    needs = {str(mode): bandwidth_for(job.linked(mode), LINK_OF[mode], TARGET) for mode in NEEDING}
     between = ""
-    if trace is None:
+    if asked.trace is None:
         low, high = (
-            next(one for one in compared(job, per_h) if one.mode == best.mode).goodput
-            for per_h in (known.high_per_h, known.low_per_h)
+            row(job, best.mode, per_h).goodput for per_h in (known.high_per_h, known.low_per_h)
         )
         between = (
             f"Range: {percent(low)} to {percent(high)} for {_name(job, best.mode)} "
@@ -255,29 +300,34 @@ def _answer(
         "link_bytes_per_s": job.bits_per_s / 8,
         "latency_s": job.link.latency_s,
         **msgspec.to_builtins(job.costs),
-        "replace_h": job.replace_h,
+        "replace_h": job.away_h,
         "regroup_h": job.regroup_h,
         "worth_fraction": job.worth,
         "price_per_replica_h": job.price_per_h,
         "model": how,
+        "makes_progress": best.goodput >= NO_PROGRESS,
         "modes": [_as_json(one) | {"chosen": one is best} for one in rows],
-        "local_pays": {
-            f"over_{other}": {
-                "below_bytes_per_s": below / 8,
-                "above_failures_per_h": above,
-                "here": _row(rows, local).goodput > _row(rows, other).goodput,
-            }
-            for other, (below, above) in pays.items()
-        },
+        "local_pays": {f"over_{other}": found.as_json() for other, found in pays.items()},
         "needed_bytes_per_s_at_95_percent": {
             mode: None if bits is None else bits / 8 for mode, bits in needs.items()
         },
     }
+    if best.goodput < NO_PROGRESS:
+        headline = (
+            f"No mode makes progress: even {_name(job, best.mode)} does under "
+            f"{percent(NO_PROGRESS)} of what {job.replicas:,} undisturbed replicas on a link "
+            "without limits would do. It takes a faster link, shorter steps or fewer failures."
+        )
+    else:
+        headline = (
+            f"Take {_name(job, best.mode)}: {percent(best.goodput)} of what "
+            f"{job.replicas:,} undisturbed replicas on a link without limits would do"
+            f"{_priced(best)}.\n{_pays(asked, 'synchronous', pays['synchronous'])}"
+            f"{_doubt(asked)}"
+        )
     return PlanAnswer(
         data=data,
-        headline=f"Take {_name(job, best.mode)}: {percent(best.goodput)} of what "
-        f"{job.replicas:,} undisturbed replicas on a link without limits would do"
-        f"{_priced(best)}.\n{_pays(job, rows, 'synchronous', pays['synchronous'])}",
+        headline=headline,
         details=lines(
             table(
                 ("", "a step", "computing", "kept", "goodput", "per 1,000 steps", "link, a step"),
@@ -286,16 +336,47 @@ def _answer(
             ),
             "computing: of a step, the rest waits for the link. kept: after failures. per 1,000 "
             "steps: cost of useful ones. link: bytes of one replica, each way.",
-            _pays(job, rows, "templates", pays["templates"]),
-            f"For {percent(TARGET)} computing a link needs "
-            + ", ".join(f"{_link(bits)} {_short(mode)}" for mode, bits in needs.items())
-            + ".",
+            _pays(asked, "templates", pays["templates"]) if best.goodput >= NO_PROGRESS else "",
+            _needs(needs),
             known.words,
+            _successors(asked),
             between,
             f"Model: {how}. {_WORTH}",
         ),
-        next=_next(job, known, trace),
+        next=_next(asked, best),
     )
+
+
+class _Pays(msgspec.Struct, frozen=True, kw_only=True):
+    """When local updates do more than another mode: here, and at which bits per second and rates.
+
+    Attributes:
+        is_here: by what the table says.
+        links: bits per second, at this rate of failures, by the closed forms.
+        rates: failures per hour, on this link, by the closed forms.
+        even_worth: of a local step, with which both do the same here.
+    """
+
+    is_here: bool
+    links: list[AheadSpan]
+    rates: list[AheadSpan]
+    even_worth: float
+
+    def as_json(self) -> dict[str, Any]:
+        """With units in the names; null at an end where there is no bound."""
+
+        def pairs(found: list[AheadSpan], scale: float) -> list[list[float | None]]:
+            return [
+                [one.low / scale or None, None if math.isinf(one.high) else one.high / scale]
+                for one in found
+            ]
+
+        return {
+            "here": self.is_here,
+            "at_bytes_per_s": pairs(self.links, 8),
+            "at_failures_per_h": pairs(self.rates, 1),
+            "even_worth_fraction": self.even_worth,
+        }
 
 
 def _row(rows: list[ModeRow], mode: str) -> ModeRow:
@@ -311,43 +392,98 @@ def _short(mode: str) -> str:
     return {"streaming": "with the 4-bit stream", "local": "local"}.get(mode, mode)
 
 
+def _cost(one: ModeRow) -> str:
+    assert one.cost_per_step is not None  # noqa: S101 - asked where there is a price
+    return "endless" if math.isinf(one.cost_per_step) else figure(_STEPS_PRICED * one.cost_per_step)
+
+
 def _priced(one: ModeRow) -> str:
-    if one.cost_per_step is None:
-        return ""
-    return f", {figure(_STEPS_PRICED * one.cost_per_step)} per 1,000 useful steps"
+    return "" if one.cost_per_step is None else f", {_cost(one)} per 1,000 useful steps"
 
 
-def _pays(job: FleetJob, rows: list[ModeRow], other: FleetMode, found: tuple[float, float]) -> str:
+def _pays(asked: _ModesAsked, other: FleetMode, found: _Pays) -> str:
     """When local updates pay, in one sentence."""
-    below_bits, above_per_h = found
-    here = _row(rows, "local").goodput > _row(rows, other).goodput
-    if below_bits == 0:
-        link = "at no bandwidth"
-    elif math.isinf(below_bits):
-        link = "at any bandwidth"
-    else:
-        link = f"below {_link(below_bits)}"
-    if above_per_h == 0:
-        rate = "at any rate of failures"
-    elif math.isinf(above_per_h):
-        rate = "at no rate of failures"
-    else:
-        rate = f"above {figure(above_per_h)} failures per hour (one in {span(1 / above_per_h)})"
+    links = _where(found.links, "bandwidth", _link)
+    rates = _where(found.rates, "rate of failures", figure)
+    if len(found.rates) == 1 and found.rates[0].low and math.isinf(found.rates[0].high):
+        rates += f" failures per hour (one in {span(1 / found.rates[0].low)})"
+    elif found.rates and (found.rates[0].low or math.isfinite(found.rates[0].high)):
+        rates += " failures per hour"
+    by = "" if asked.recording is None else "by the closed forms, "
+    even = f"they are even where a local step is worth {figure(found.even_worth)}"
+    if found.even_worth > 1:
+        even = "they would not even where a local step is worth a synchronous one"
     return (
-        f"Local updates {'pay' if here else 'do not pay'} over {other} here: at this rate of "
-        f"failures they pay {link}, and on this link of {_link(job.bits_per_s)} {rate}."
+        f"Local updates {'pay' if found.is_here else 'do not pay'} over {other} here: {by}at this "
+        f"rate of failures they pay {links}, and on this link of {_link(asked.job.bits_per_s)} "
+        f"{rates}; {even}."
     )
 
 
-def _link(bits_per_s: float | None) -> str:
-    if bits_per_s is None:
-        return "over 1,000 Gbit/s"
-    unit, scale = ("Gbit/s", 1e9) if bits_per_s >= 1e8 else ("Mbit/s", 1e6)
-    return f"{figure(bits_per_s / scale)} {unit}"
+def _where(found: list[AheadSpan], what: str, words: Callable[[float], str]) -> str:
+    """Spans in words."""
+    parts = []
+    for one in found:
+        if not one.low and math.isinf(one.high):
+            return f"at any {what}"
+        if not one.low:
+            parts.append(f"below {words(one.high)}")
+        elif math.isinf(one.high):
+            parts.append(f"above {words(one.low)}")
+        else:
+            parts.append(f"between {words(one.low)} and {words(one.high)}")
+    return " and ".join(parts) or f"at no {what}"
+
+
+def _doubt(asked: _ModesAsked) -> str:
+    """What the published worth of a local step was not measured for."""
+    from outlast.planner.fleet_modes import PUBLISHED_STEPS
+
+    steps = asked.job.link.sync_steps
+    if asked.is_worth or steps == PUBLISHED_STEPS:
+        return ""
+    return (
+        f"\nA local step is taken to be worth {figure(asked.job.worth)} of a synchronous one, as "
+        f"published for H = {PUBLISHED_STEPS} and 1B parameters; nobody says what it is at "
+        f"H = {steps:,}: measure it, and give --worth."
+    )
+
+
+def _successors(asked: _ModesAsked) -> str:
+    if asked.recording is not None and asked.recording.kind == "fleet":
+        return ""
+    if not asked.job.away_h:
+        return "Successors are taken to come at once, and to cost nothing."
+    return f"Successors train {span(asked.job.away_h)} after a loss."
+
+
+def _link(bits_per_s: float) -> str:
+    unit, scale = next(
+        (unit, scale)
+        for unit, scale in (("Gbit/s", 1e9), ("Mbit/s", 1e6), ("kbit/s", 1e3), ("bit/s", 0.0))
+        if bits_per_s >= scale / 10
+    )
+    return f"{figure(bits_per_s / (scale or 1.0))} {unit}"
+
+
+def _needs(found: dict[str, float | None]) -> str:
+    """The bandwidths from which on a step is computing for the most part."""
+    from outlast.planner.links import BITS_LEAST
+
+    enough = [
+        f"{'under ' * (bits <= BITS_LEAST)}{_link(bits)} {_short(mode)}"
+        for mode, bits in found.items()
+        if bits is not None
+    ]
+    never = [_short(mode) for mode, bits in found.items() if bits is None]
+    said = f"For {percent(TARGET)} computing a link needs {', '.join(enough)}." if enough else ""
+    if never:
+        said += f" No link is enough for {percent(TARGET)} {', nor '.join(never)}: its latency."
+    return said.strip()
 
 
 def _cells(job: FleetJob, one: ModeRow) -> tuple[str, ...]:
-    cost = "–" if one.cost_per_step is None else figure(_STEPS_PRICED * one.cost_per_step)
+    cost = "–" if one.cost_per_step is None else _cost(one)
     return (
         _name(job, one.mode),
         units.seconds(one.step_s),
@@ -372,14 +508,36 @@ def _as_json(one: ModeRow) -> dict[str, Any]:
     }
 
 
-def _next(job: FleetJob, known: FailureRate, trace: Path | None) -> str:
-    what = str(trace) if trace is not None else f"--rate {known.per_h:.4g}/h"
-    machines = "" if trace is not None else f" --machines {job.replicas}"
-    return (
-        f"outlast simulate {what}{machines} --mode local --step {job.link.step_s:.4g}s "
-        f"--sync-steps {job.link.sync_steps} --checkpoint {job.costs.checkpoint_h * HOUR_S:.4g}s "
-        f"--restore {job.costs.restore_h * HOUR_S:.4g}s"
-    )
+def _next(asked: _ModesAsked, best: ModeRow) -> str:
+    """The simulator's answer for the mode that was chosen."""
+    job, recording = asked.job, asked.recording
+    machines, spares = job.counted(best.mode), job.replicas - job.counted(best.mode)
+    rate = ["--rate", f"{asked.known.per_h:.4g}/h"]
+    given = rate if recording is None else [str(asked.trace)]
+    if recording is None or recording.kind != "fleet":
+        given += ["--machines", str(machines), *(["--spares", str(spares)] if spares else [])]
+        # Where all stand still until then, it is there before they begin.
+        sooner = 0.999 if best.mode == "synchronous" and not job.joining_h(best.mode) else 1.0
+        given += ["--replace", _seconds(sooner * job.away_h * HOUR_S)]
+    mode = _SIMULATED[best.mode]
+    given += ["--mode", mode, "--step", _seconds(best.step_s)]
+    if mode == "local":
+        given += ["--sync-steps", str(1 if best.mode == "backup" else job.link.sync_steps)]
+    for name, hours in (
+        ("--checkpoint", job.costs.checkpoint_h),
+        ("--restore", job.costs.restore_h),
+        ("--detect", job.costs.detect_h),
+    ):
+        given += [name, _seconds(hours * HOUR_S)]
+    losses = asked.known.per_h * 24 * DAYS_MOST
+    if losses * job.replicas > SIMULATED_MOST:
+        few_days = max(DAYS_MOST * SIMULATED_MOST / (losses * job.replicas), 1e-3)
+        given += ["--days", f"{few_days:.2g}", "--replications", "2"]
+    return shlex.join(["outlast", "simulate", *given])
+
+
+def _seconds(value: float) -> str:
+    return f"{float(f'{value:.4g}'):.12g}s"
 
 
 MODES: Final = PlanQuestion(
@@ -401,8 +559,12 @@ MODES: Final = PlanQuestion(
             metavar="FILE",
         ),
         *COST_FLAGS,
-        flag("--replace", DURATION, "Until a lost replica's successor trains.", "0s"),
-        flag("--regroup", DURATION, "Pause of those that rewind nothing.", "10s"),
+        flag(
+            "--replace",
+            DURATION,
+            "Until a lost replica's successor trains; without it --detect and --restore together.",
+        ),
+        flag("--regroup", DURATION, "Pause of redundant and templates.", "10s"),
         flag("--backups", COUNT0, "Replicas that nobody waits for.", 1),
         flag("--tail", SHARE, "What a step takes at random, of what it takes.", 0.0),
         flag(
@@ -411,7 +573,11 @@ MODES: Final = PlanQuestion(
             "More work of the redundant mode: 65 % in CheckFree's table 2.",
             0.65,
         ),
-        flag("--worth", SHARE, "Of a local step, in synchronous ones; published: 0.97.", 0.97),
+        flag(
+            "--worth",
+            SHARE,
+            "Of a local step, in synchronous ones; without it 0.97, published for H = 100.",
+        ),
         flag("--price", PRICE, "Per replica and hour."),
     ],
     listed="synchronous, local, backup, redundant or regrouped: what pays on this link?",
