@@ -536,7 +536,8 @@ class Engine:
             # Rank 0 knows how the save before has ended; here the word of it may be under way.
             self._changed.wait_for(lambda: self._room.is_free(self._busy()), ROOM_S)
             busy = self._busy()
-        flight.arena, buffer = self._room.take(busy)
+            flight.arena, buffer = self._room.take(busy)
+            self._steps.taken(flight.arena)
         self.line.send(
             wire.BeginSave(
                 step=state.step,
