@@ -113,18 +113,24 @@ class SnapshotRoom:
         """Whether a snapshot stays in memory until the one after it is whole."""
         return len(self._buffers) > 1
 
-    def reserve(self, client: Client, size: int) -> str:
+    def reserve(self, client: Client, size: int, *, beyond: int = 0, is_ahead: bool = False) -> str:
         """See that there is room for ``size`` bytes; what people should know of it, or "".
+
+        Args:
+            client: of whom it is asked.
+            size: that there must be.
+            beyond: what is asked for besides, where any is, for snapshots that are a little larger.
+            is_ahead: nothing needs it yet: whoever did has seen to it, and may be writing there.
 
         Raises:
             OSError: the keeper is gone, or has no memory to give.
         """
         with self._lock:
             known = self.reserved
-            if known is not None and (known.ring_bytes or known.num_bytes >= size):
+            if known is not None and (is_ahead or known.ring_bytes or known.num_bytes >= size):
                 return ""
             reserved, arenas = client.reserve(
-                *(size, self._wanted, self._workers),
+                *(size + beyond, self._wanted, self._workers),
                 useful=self._useful,
                 versions=_VERSIONS if self._each_step else 1,
                 copies=self._num_copies * EACH_STEP_COPIES if self._each_step else 0,

@@ -79,8 +79,10 @@ class Client:
 
     def __init__(self, count=2):
         self.count = count
+        self.asked = []
 
     def reserve(self, size, *_, **__):
+        self.asked.append(size)
         arenas = [Arena.make(size) for _ in range(self.count)]
         numbers = tuple(range(self.count))
         reserved = SimpleNamespace(
@@ -244,6 +246,22 @@ def test_where_only_what_was_resumed_from_is_left_the_older_of_it_makes_way():
     assert not room.is_free({1}), "what is in flight will end"
     assert room.take(set())[0] == 2
     assert not {0, 1, 3} & set(room._free(set()))
+
+
+def test_memory_that_is_in_use_is_not_reserved_a_second_time():
+    """What is made ready after the first step comes behind the first snapshot of each step."""
+    room, client = (
+        SnapshotRoom(config.load({"checkpoint.each_step": True}, environ={}), 1),
+        Client(),
+    )
+    room.reserve(client, 5000, beyond=100)
+    buffers = [room.buffer(number) for number in range(2)]
+    room.reserve(client, 5200, beyond=100, is_ahead=True)
+    room.reserve(client, 5050, beyond=100)
+    assert client.asked == [5100]
+    assert [room.buffer(number) for number in range(2)] == buffers
+    room.reserve(client, 5101)
+    assert client.asked == [5100, 5101]
 
 
 def test_a_checkpoint_s_end_takes_no_step_s_protection_away():
