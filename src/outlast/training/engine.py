@@ -368,6 +368,7 @@ class Engine:
         started_s: float,
         *,
         each_step: bool = False,
+        agreed_s: float = SHARE_TIMEOUT_S,
     ) -> int:
         """Take a snapshot; returns its size in bytes once training may go on.
 
@@ -376,6 +377,7 @@ class Engine:
             tiers: where it is to go; None for everywhere.
             started_s: monotonic time at which the loop was stopped.
             each_step: the loop waits for it (``wait_until_kept``), and nobody else is told.
+            agreed_s: how long the ranks' agreement on who writes what is waited for.
 
         Raises:
             OSError, OutlastError: no snapshot could be begun; every rank is told.
@@ -384,7 +386,7 @@ class Engine:
         if each_step:  # who goes on from what survivors hold has not waited for earlier ones
             self.line.settle()
         try:
-            return self._begin(flight, state, tiers, started_s)
+            return self._begin(flight, state, tiers, started_s, agreed_s)
         except (OSError, OutlastError, RuntimeError) as error:
             self._remembered.let_go()
             self._absent(flight, f"{type(error).__name__}: {error}")
@@ -498,7 +500,12 @@ class Engine:
         return flight
 
     def _begin(
-        self, flight: Flight, state: BoundaryState, tiers: tuple[str, ...] | None, started_s: float
+        self,
+        flight: Flight,
+        state: BoundaryState,
+        tiers: tuple[str, ...] | None,
+        started_s: float,
+        agreed_s: float,
     ) -> int:
         at_once = self._at_once or self._always_at_once
         lazy = frozenset() if at_once else self._may_be_late(state.lazy)
@@ -515,19 +522,22 @@ class Engine:
         # What is agreed on is who writes what of everything, also where weights alone are saved.
         is_whole = state.kind == FULL or FULL not in self._structures
         whole = pieces if is_whole else self._structures[FULL][1]
-        share = self._sharing.of(whole, SHARE_TIMEOUT_S)
+        share = self._sharing.of(whole, agreed_s)
         if share is None and self._link.world_size == 1:  # nobody else must hear of it first
             self._sharing.offer(whole, self._own)
             share = self._sharing.of(whole, SHARE_TIMEOUT_S)
         if share is None:
             self._remembered.let_go()
-            self._absent(flight, "the state has other tensors than before", ("",))
+            if flight.each_step and not self._sharing.is_settled:  # it is not given up for that
+                self._absent(flight, f"{AGREEING} still")
+            else:
+                self._absent(flight, "the state has other tensors than before", ("",))
             return 0
         if share.problem:
             raise ConfigError(share.problem)
         number, plan = self._plan(state, pieces, share)
         again = again and known is not None and plan is known.plan
-        self._reserve(plan.size)
+        self._reserve(plan.size, beyond=HEAD_BYTES if flight.each_step else 0)
         reserved = self._room.reserved
         assert reserved is not None  # noqa: S101 - it was made
         if tiers == () and not self._room.keeps:
@@ -605,11 +615,11 @@ class Engine:
         self._plans[state.kind] = Planned(state.narrow, pieces, share, number, plan)
         return number, plan
 
-    def _reserve(self, size: int) -> None:
+    def _reserve(self, size: int, *, beyond: int, is_ahead: bool = False) -> None:
         client = self.line.client
         if client is None:
             raise ConnectionResetError(GONE)
-        words = self._room.reserve(client, size)
+        words = self._room.reserve(client, size, beyond=beyond, is_ahead=is_ahead)
         if words and self._says_room:
             self._say(words)
 
@@ -622,7 +632,8 @@ class Engine:
                 rank = self._link.rank
                 mine = [p for p, _ in pieces if share.writers.get(p.key, rank) == rank]
                 self.line.settle()  # who goes on from what survivors hold has not waited for that
-                self._reserve(sum(num_bytes(piece) for piece in mine) + HEAD_BYTES)
+                size = sum(num_bytes(piece) for piece in mine)
+                self._reserve(size, beyond=HEAD_BYTES, is_ahead=True)
         except (OSError, OutlastError) as error:
             if not over.is_over:  # else the next attempt sees to it
                 logger.warning("memory for snapshots: %s", error)
