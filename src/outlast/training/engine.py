@@ -494,7 +494,8 @@ class Engine:
     def _take_off(self, step: int, kind: str = FULL, *, each_step: bool = False) -> Flight:
         with self._changed:
             self._serial += 1
-            self._copies, self._committed_copy = {}, None  # its memory may be written to
+            if not each_step:  # which has an arena of its own
+                self._copies, self._committed_copy = {}, None  # its memory may be written to
             flight = Flight(step, self._serial, kind, each_step=each_step)
             self._flights[self._serial] = flight
         return flight
@@ -547,7 +548,7 @@ class Engine:
             self._changed.wait_for(lambda: self._room.is_free(self._busy()), ROOM_S)
             busy = self._busy()
             flight.arena, buffer = self._room.take(busy)
-            self._steps.taken(flight.arena)
+            self._written_over(flight.arena)
         self.line.send(
             wire.BeginSave(
                 step=state.step,
@@ -578,6 +579,12 @@ class Engine:
         capture.take_now()
         self._copiers.submit(capture)
         return plan.size
+
+    def _written_over(self, arena: int) -> None:
+        self._steps.taken(arena)
+        self._copies = {one: copy for one, copy in self._copies.items() if copy.arena != arena}
+        if self._committed_copy is not None and self._committed_copy.arena == arena:
+            self._committed_copy = None
 
     def _may_be_late(self, lazy: frozenset[str]) -> frozenset[str]:
         return lazy - self._eager if self._eager else lazy
