@@ -64,6 +64,7 @@ logger = logging.getLogger(__name__)
 SHARE_TIMEOUT_S: Final = 120.0
 MAX_VOID: Final = 3  # snapshots in a row that may be void before the save is called failed
 AGREEING: Final = "the ranks are agreeing on who writes what"
+OTHER: Final = "the state has other tensors than before"
 DIED: Final = "the keeper died before the commit; the older checkpoint stands"
 ENDED: Final = "the attempt ended before the commit; the older checkpoint stands"
 ROOM_S: Final = 2.0  # that a rank waits for word of the save before
@@ -264,9 +265,8 @@ class Engine:
         self._layouts = 0
         self._remembered = Remembered()
         self._room = SnapshotRoom(settings, link.world_size)
-        self._says_room = not link.rank or (
-            settings.checkpoint_each_step and link.rank == local.start
-        )
+        each_step = settings.checkpoint_each_step
+        self._says_room = not link.rank or (each_step and link.rank == local.start)
         self._sharing = Sharing(link, on_change)
         self._meeting = KeeperMeeting(settings, link, local, self.line, say)
         self._unsaid: list[wire.Absent] = []  # of saves whose keeper has died
@@ -485,8 +485,7 @@ class Engine:
         """Wait until a snapshot can be taken; whether it can."""
         with self._changed:
             return self._changed.wait_for(
-                lambda: self._has_room() and self._copiers.current is None,
-                timeout_s,
+                lambda: self._has_room() and not self.is_copying, timeout_s
             )
 
     # --- the training thread --------------------------------------------------------------------
@@ -529,10 +528,8 @@ class Engine:
             share = self._sharing.of(whole, SHARE_TIMEOUT_S)
         if share is None:
             self._remembered.let_go()
-            if flight.each_step and not self._sharing.is_settled:  # it is not given up for that
-                self._absent(flight, f"{AGREEING} still")
-            else:
-                self._absent(flight, "the state has other tensors than before", ("",))
+            is_late = flight.each_step and not self._sharing.is_settled  # they need not begin anew
+            self._absent(flight, *((AGREEING,) if is_late else (OTHER, ("",))))
             return 0
         if share.problem:
             raise ConfigError(share.problem)
@@ -726,17 +723,15 @@ class Engine:
         )
         if not message.error:
             self._voids = 0
+            is_full = known.kind == FULL
             with self._changed:
-                flight = self._flights.get(message.serial)
-                is_full = flight is not None and flight.kind == FULL
                 # What is in memory alone is gone with the machine; weights alone don't resume.
                 if message.tier and is_full:
                     self.committed_step = max(self.committed_step, message.step)
                     self._committed_copy = self._copies.get(message.serial)
-            if flight is not None:
-                self._room.ended(flight.arena, alone=not message.tier and is_full)
-                took_s = time.monotonic() - flight.since_s
-                written = msgspec.structs.replace(written, took_s=took_s)
+            self._room.ended(known.arena, alone=not message.tier and is_full)
+            took_s = time.monotonic() - known.since_s
+            written = msgspec.structs.replace(written, took_s=took_s)
         elif message.void:
             is_failure = self._voids == MAX_VOID
             self._voids = 0 if is_failure else self._voids + 1
