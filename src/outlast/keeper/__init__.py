@@ -27,6 +27,7 @@ Copies on other machines:
 ``protocol``      what keepers of several machines say to each other; the door they come in by
 ``peers``         which machines there are, and their memory as a tier that can be read
 ``replicas``      this machine's newest snapshot to theirs, paced; their newest snapshots here
+``background``    the pace: how fast, and what is left of it while no core is spare
 
 Guarantees: a worker that dies in the middle of a copy leaves every committed snapshot as it was;
 one that dies after it has lost nothing. A keeper that dies is started again and finds the memory

@@ -217,6 +217,7 @@ class Gate:
         self._fence = fence
         self._again_s = again_s
         self._asked: dict[Hashable, _Question] = {}
+        self._refused: dict[int, str] = {}  # attempts that may commit nothing any more, and why
         self._changed = threading.Condition()
         self._has_news = False
         self._is_over = False
@@ -258,6 +259,10 @@ class Gate:
             question = self._asked.get(key)
         return question.words if question is not None else ""
 
+    def refused(self, attempt: int) -> str:
+        """Why a snapshot of ``attempt`` must not be committed, as far as that is known already."""
+        return self._refused.get(attempt, "")
+
     def stop(self) -> None:
         """End the thread, unless storage holds it."""
         with self._changed:
@@ -296,6 +301,8 @@ class Gate:
                 question.words = judgement.words
                 return
             del self._asked[key]
+            if judgement.verdict is FenceVerdict.REFUSE:
+                self._refused[question.attempt] = judgement.words
         try:
             question.then(judgement.words)
         except Exception:
@@ -313,9 +320,10 @@ logger = logging.getLogger(__name__)
 PAUSES_S: Final = (0.2, 1.0)  # between tries to put the manifest
 REMOVED: Final = "the save was removed while this process was paused"
 MAX_PAST: Final = 64
-# Of the newest of these: other machines may still ask for them. Where each step is kept there are
-# some each second, and a machine may be held up for a while.
-MAX_MANIFESTS: Final = 16
+# Of the newest of these: other machines may still ask for them. Of the steps that are kept there
+# are some each second, and a machine may be held up for a while.
+MAX_MANIFESTS: Final = 4
+MAX_STEPS: Final = 16
 LATE_S: Final = 5.0  # after which it is put on record that a save is held
 ALONE_S: Final = 30.0  # that one is held whose workers are gone
 ENDED: Final = "its attempt ended before the commit"
@@ -564,7 +572,12 @@ class Conclusions:
         manifest, data = self._manifest(save, save.parts)
         # What is kept of each step asks no storage: training would stand still where that stalls.
         # It is no commit, and only ranks of one attempt that all still talk to each other make it.
-        if self._gate is None or save.each_step:
+        # But of an attempt that is known to be overtaken no resume is to find newer steps.
+        if self._gate is not None and save.each_step and (why := self._gate.refused(save.attempt)):
+            save.by_storage = False
+            with self._saves.lock:
+                self.refuse(save, why)
+        elif self._gate is None or save.each_step:
             self._put(save, manifest, data, start_s)
         else:
             self._hold(save, lambda: self._put(save, manifest, data, start_s))
@@ -698,10 +711,14 @@ class Conclusions:
         with self._saves.lock:
             if (save.attempt, save.serial) in self._saves.past:
                 return
-            self._saves.past[save.attempt, save.serial] = PastSave(ended, save.manifest)
+            self._saves.past[save.attempt, save.serial] = PastSave(
+                ended, save.manifest, save.each_step
+            )
             while len(self._saves.past) > MAX_PAST:
                 self._saves.past.popitem(last=False)
-            for past in list(self._saves.past.values())[:-MAX_MANIFESTS]:
+            most = MAX_STEPS if save.each_step else MAX_MANIFESTS
+            alike = [p for p in self._saves.past.values() if p.each_step is save.each_step]
+            for past in alike[:-most]:
                 past.manifest = b""
             side = self._saves.sides.get(save.attempt) if save.is_shared else None
         if ended.error and not ended.void and not save.is_told:

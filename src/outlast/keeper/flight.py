@@ -434,6 +434,7 @@ class PastSave(msgspec.Struct):
 
     ended: wire.SaveEnded
     manifest: bytes
+    each_step: bool = False
 
 
 class SaveTable:

@@ -551,12 +551,13 @@ class Holdings:
             alone=next((number for number in fitting if number in alone), -1),
         )
 
-    def room(self, sizes: Sequence[int], spare: Collection[int]) -> list[int]:
+    def room(self, sizes: Sequence[int], spare: Collection[int], num_left: int = 0) -> list[int]:
         """Arenas for files of these sizes of another machine; what is not used is given back.
 
         Args:
             sizes: of the files, in bytes.
             spare: arenas that may be used again.
+            num_left: how many of these stay, the largest, for what others send soon.
 
         Raises:
             OSError: this machine has no memory for them.
@@ -569,7 +570,7 @@ class Holdings:
             fitting.append(number)
             if number is not None:
                 left.remove(number)
-        self._give_back(left)
+        self._give_back(left[: max(len(left) - num_left, 0)])
         missing = sum(size for size, n in zip(sizes, fitting, strict=True) if n is None)
         if missing and not admit(missing, wanted=1, available_bytes=available_bytes()).buffers:
             self._give_back(number for number in fitting if number is not None)

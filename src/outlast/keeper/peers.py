@@ -273,6 +273,7 @@ class Peers:
     ) -> None:
         self._on_copied = on_copied
         self._copied = SaveName(0)  # the newest one that all who are to hold a copy of it have
+        self._held = (0, 0)  # attempt, and number of the newest save that was copied from all
         self._num_holders = 0
         self._setup = setup
         self._holdings = holdings
@@ -336,6 +337,7 @@ class Peers:
             rate_bytes=self._setup.rate_bytes,
             record=self._record,
             on_copied=self._told,
+            held=lambda attempt: self._held[1] if self._held[0] == attempt else 0,
             each_step=self._setup.each_step,
         )
 
@@ -366,9 +368,19 @@ class Peers:
         """The number of the newest save of an attempt that those who are to hold a copy have."""
         return self._copied.serial if self._copied.attempt == attempt else 0
 
-    def committed(self, newest: SaveName) -> None:
-        """A snapshot of this machine is committed."""
-        if self._replicator is None or not self._num_holders:
+    def committed(self, newest: SaveName, *, held: int = 0, is_all: bool = False) -> None:
+        """A snapshot of this machine is committed.
+
+        Before it is known who is to hold copies nothing is said: once it is, they are brought.
+
+        Args:
+            newest: its save.
+            held: of ``wire.SaveEnded``.
+            is_all: whether no other machine has a part in it.
+        """
+        self._held = max(self._held, (newest.attempt, held))
+        nobody = self._tier is not None and not self._num_holders
+        if is_all or nobody or self._setup.replicas == 0:
             self._told(newest, 0, "")
         if self._replicator is not None:
             self._replicator.committed()

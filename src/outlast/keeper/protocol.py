@@ -43,13 +43,15 @@ MAX_TOLD: Final = 256
 class ReplicaOffer(ipc.Message, tag="Offer"):
     """A snapshot of ``node`` to be kept; its small files follow as bulk, one behind the other.
 
-    ``files`` and ``small`` are name → size in bytes.
+    ``files`` and ``small`` are name → size in bytes. ``held`` is the number of the newest save of
+    the same attempt that was copied from every machine: its copy is to stay.
     """
 
     node: str
     save: str
     files: dict[str, int]
     small: dict[str, int]
+    held: int = 0
 
 
 class ReplicaBlock(ipc.Message, tag="Block"):

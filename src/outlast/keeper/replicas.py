@@ -3,8 +3,9 @@
 The replica store has other machines' newest snapshots. Guarantees: a copy is there in full, every
 block of it compared with the manifest, or not at all; the one before it stays until the next one
 comes in, where there is memory for both: machines do not send at one pace, and of the newest step
-one part may be here and another not yet anywhere. All of it is in the books, so that
-a keeper that is started again still has it.
+one part may be here and another not yet anywhere. Where each step is kept, it is the newest that
+was copied from every machine that stays besides, however many come after it. All of it is in the
+books, so that a keeper that is started again still has it.
 
 The server takes the copies that come in and answers questions about what is in memory. What it
 refuses is said once in the log and in the ledger.
@@ -16,20 +17,6 @@ is copied over meanwhile, the rest is withdrawn (the receiver compares each bloc
 so a torn one is never kept). What can go wrong: a machine does not answer, or has no memory. That
 is said once for each snapshot and tried again with growing pauses; the checkpoint itself is
 committed already.
-
-The pace: background traffic goes no faster than it may, and is last in line for a core. While no
-core is spare, a thread with a pace has ``BUSY_SHARE`` of one core at most, so that training loses
-no more than that to it. (Ranks that wait for each other lose whatever is taken from any one of
-them, so it is the share of one core that counts, at any number of cores.) Not bounded is what goes
-below ``FLOOR_BYTES``: a copy that never ends is no copy; and what training waits for.
-
-The thread itself tells whether a core is spare: one that has to wait for a core longer than a part
-of the time that it then has one found none free. The kernel counts both (``schedstat``); that holds
-in containers too, whose share of the machine /proc/stat does not tell. Where the kernel does not
-count, no core is taken for spare.
-
-Two thirds of what a byte costs are its seal (HMAC-SHA256; hashlib has nothing faster). Tried, and
-of no use: being woken for larger pieces only (SO_RCVLOWAT). Smaller pieces cost more of themselves.
 """
 
 from __future__ import annotations
@@ -37,12 +24,10 @@ from __future__ import annotations
 import contextlib
 import logging
 import math
-import os
 import socket
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 from typing import Final
 
 import msgspec
@@ -64,120 +49,22 @@ from outlast.checkpoint.manifest import (
 from outlast.checkpoint.transfer import Inventory
 from outlast.errors import CheckpointInvalid, OutlastError
 from outlast.keeper import protocol
-from outlast.keeper.memory import COPIES, Books, Holdings, KeptSnapshot, MemoryTier, Replica
+from outlast.keeper.background import (
+    RATE_MAX_BYTES,
+    Cores,
+    TrafficPace,
+    rate_of,
+    yield_to_training,
+)
+from outlast.keeper.memory import COPIES, Holdings, KeptSnapshot, MemoryTier, Replica
 from outlast.keeper.protocol import Door, ReplicaOffer
 from outlast.keeper.wire import PeerMachine
 from outlast.peer import Channel, Tls
 
 logger = logging.getLogger(__name__)
 
-NICENESS: Final = 19
-# Sealing and sending take about 0.8 s of a core for each GB, receiving and comparing as much: sent
-# and received at this rate, that is a thirtieth of all cores.
-RATE_PER_CORE_BYTES: Final = 22e6
-RATE_MAX_BYTES: Final = 1e9  # about what one thread can seal
-BUSY_SHARE: Final = 0.02
-FLOOR_BYTES: Final = 4e6
-CATCH_UP_S: Final = 0.05  # of the rate, after a wait that took longer than it should have
-LOOK_S: Final = 0.01  # of processor time, between two looks at how long was waited for it
-FADES: Final = 0.8  # what the looks before count, with each look
-CROWDED: Final = 0.25  # waited, to had
-_SCHEDSTAT: Final = Path("/proc/thread-self/schedstat")
 PAUSE_S: Final = 1.0
 PAUSE_MAX_S: Final = 30.0
-
-
-def rate_of(setting: float | None) -> float:
-    """Bytes per second: as it was set, or after the cores that this process may use."""
-    cores = len(os.sched_getaffinity(0))
-    return min(cores * RATE_PER_CORE_BYTES, RATE_MAX_BYTES) if setting is None else setting
-
-
-def yield_to_training() -> None:
-    """From here on this thread is last in line for a core (Linux).
-
-    Where the kernel groups processes by session ("autogroup", in no container) that holds among the
-    keeper's own threads alone: there it is the pace that keeps the traffic in its bounds.
-    """
-    with contextlib.suppress(OSError):
-        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICENESS)
-
-
-class Cores:
-    """Whether the calling thread finds a core when it wants one. For one thread."""
-
-    def __init__(self) -> None:
-        self._looked: tuple[float, float] | None = None  # at (had, waited)
-        self._had_s = self._waited_s = 0.0  # of late
-        self._is_spare = False
-
-    def is_spare(self, had_s: float) -> bool:
-        """Whether it did of late.
-
-        Args:
-            had_s: processor time that the thread has had so far, in seconds.
-        """
-        if self._looked is None or had_s - self._looked[0] >= LOOK_S:
-            before, waited_s = self._looked, _waited_s()
-            self._looked = (had_s, waited_s or 0.0)
-            if before is not None and waited_s is not None:
-                self._had_s = FADES * self._had_s + had_s - before[0]
-                self._waited_s = FADES * self._waited_s + waited_s - before[1]
-                self._is_spare = self._waited_s < CROWDED * self._had_s
-        return self._is_spare
-
-
-def _waited_s() -> float | None:
-    """How long the calling thread has waited for a core so far; None where nobody counts it."""
-    try:
-        return int(_SCHEDSTAT.read_bytes().split()[1]) / 1e9
-    except (OSError, ValueError, IndexError):
-        return None
-
-
-class TrafficPace:
-    """Waits so that no more goes than may. For one thread.
-
-    Args:
-        rate_bytes: per second, at most.
-        stop: ends every wait.
-        cores: gives way while none of them is spare; None to go on at ``rate_bytes`` all the same.
-    """
-
-    def __init__(
-        self, rate_bytes: float, stop: threading.Event, cores: Cores | None = None
-    ) -> None:
-        self._rate = rate_bytes
-        self._stop = stop
-        self._cores = cores
-        self._free_s = time.monotonic()  # when everything that was let through has gone
-        self._last_bytes = 0
-        self._had_s = 0.0  # processor time before the last bytes went
-
-    def __call__(self, num_bytes: int) -> None:
-        """Wait until ``num_bytes`` may go.
-
-        Raises:
-            ConnectionAbortedError: it was stopped.
-        """
-        if self._cores is not None:
-            self._free_s += self._more_s(self._cores)
-        now = time.monotonic()
-        self._free_s = max(self._free_s, now - CATCH_UP_S)
-        wait_s = self._free_s - now
-        self._free_s += num_bytes / self._rate
-        self._last_bytes = num_bytes
-        if self._stop.wait(wait_s) if wait_s > 0 else self._stop.is_set():
-            raise ConnectionAbortedError("it is not to be sent any more")
-
-    def _more_s(self, cores: Cores) -> float:
-        """How much longer the last bytes are to have taken, after what they cost."""
-        had_s = time.thread_time()
-        cost_s, self._had_s = had_s - self._had_s, had_s
-        if cores.is_spare(had_s):
-            return 0.0
-        longest_s = self._last_bytes / FLOOR_BYTES
-        return max(min(cost_s / BUSY_SHARE, longest_s) - self._last_bytes / self._rate, 0.0)
 
 
 class Gone(Exception):
@@ -199,6 +86,7 @@ class Replicator:
         rate_bytes: how fast, per second; None: after the cores, and slower while none is spare.
         record: puts an event into the ledger.
         on_copied: told after each round: the save, how many machines have it, or 0 and why not.
+        held: attempt → the number of its newest save that was copied from every machine.
         each_step: training waits for it.
     """
 
@@ -212,9 +100,10 @@ class Replicator:
         rate_bytes: float | None,
         record: Callable[..., None],
         on_copied: Callable[[SaveName, int, str], None] = lambda *_: None,
+        held: Callable[[int], int] = lambda _: 0,
         each_step: bool = False,
     ) -> None:
-        self._node = node
+        self._node, self._held = node, held
         self._newest = newest
         self._view = view
         self._open_channel = open_channel
@@ -350,6 +239,7 @@ class Replicator:
             save=str(save),
             files=sizes,
             small={name: len(data) for name, data in kept.small.items()},
+            held=self._held(save.attempt),
         )
         protocol.say(channel, offer, kept.small.values(), self._pace)
         if self._verdict(channel) == "have":
@@ -524,8 +414,9 @@ class ReplicaStore:
                 files=files, small=incoming.small, attempt=incoming.manifest.attempt
             )
             books = self._holdings.books
-            if offer.node in books.copies:
-                books.before[offer.node] = books.copies[offer.node]
+            old = books.copies.get(offer.node)
+            if old is not None and (offer.node not in books.before or _is_held(old, offer)):
+                books.before[offer.node] = old  # else what is there is the newest that all hold
             books.copies[offer.node] = Replica(save=offer.save, kept=kept)
             self._holdings.note()
 
@@ -572,27 +463,24 @@ class ReplicaStore:
             self._holdings.note()
 
     def _find_room(self, offer: ReplicaOffer) -> list[int]:
-        """Arenas for its files; if memory is short, older copies and the one before it make way."""
-        sizes, books = list(offer.files.values()), self._holdings.books
-        if self._each_step:
-            return self._room_beside(sizes, books)
-        books.before.pop(offer.node, None)  # what is newer lies beside it
-        ways: tuple[dict[str, Replica], ...] = (books.before, books.copies)
-        for copies in ways:
-            with contextlib.suppress(OSError):
-                return self._holdings.room(sizes, self._spare())
-            for node in [offer.node] if copies is books.copies else list(copies):
-                copies.pop(node, None)
-        try:
-            return self._holdings.room(sizes, self._spare())
-        except OSError as error:
-            raise ReplicaRefused(error.strerror or str(error)) from None
+        """Arenas for its files; if memory is short, older copies and the one before it make way.
 
-    def _room_beside(self, sizes: Sequence[int], books: Books) -> list[int]:
-        """Arenas for these files; older copies make way, the newest of a machine never does."""
-        with contextlib.suppress(OSError):
-            return self._holdings.room(sizes, self._spare())
-        books.before.clear()
+        Where each step is kept, older copies alone do, and what the other machines will send soon
+        has its memory already.
+        """
+        sizes, books = list(offer.files.values()), self._holdings.books
+        makes_way: list[Callable[[], object]] = [books.before.clear]
+        num_left = 0
+        if self._each_step:
+            num_left = len(sizes) * max(len(self.wards) - 1, 0)
+        else:
+            books.before.pop(offer.node, None)  # what is newer lies beside it
+            makes_way.append(lambda: books.copies.pop(offer.node, None))
+        for make_way in makes_way:
+            with contextlib.suppress(OSError):
+                return self._holdings.room(sizes, self._spare(), num_left)
+            make_way()
+            num_left = 0
         try:
             return self._holdings.room(sizes, self._spare())
         except OSError as error:
@@ -605,6 +493,12 @@ class ReplicaStore:
         used = {arena for copy in copies for arena, _ in copy.kept.files.values()}
         used.update(*(incoming.arenas.values() for incoming in self._coming.values()))
         return set(books.of_rank(COPIES)) - used
+
+
+def _is_held(copy: Replica, offer: ReplicaOffer) -> bool:
+    """Whether all machines' parts of this copy's save, or of a later one, have a copy."""
+    save, new = named(copy.save), named(offer.save)
+    return save.attempt == new.attempt and save.serial <= offer.held
 
 
 def when(save: SaveName) -> tuple[int, int, int]:

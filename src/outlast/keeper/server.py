@@ -434,7 +434,8 @@ class Keeper:
         if not committed.each_step or committed.held:  # else all there is may lie in what is left
             with self._saves.lock:
                 self._holdings.leave_out(committed.ranks, self._saves.arenas())
-        self._peers.committed(committed.manifest.save)
+        is_all = len(committed.ranks) == committed.manifest.world_size
+        self._peers.committed(committed.manifest.save, held=committed.held, is_all=is_all)
 
     def _newest_copied(self, attempt: int) -> int:
         return self._peers.copied(attempt)

@@ -126,13 +126,16 @@ class EachStep:
 
     def _try(self, step: int) -> StepKept:
         kept = StepKept()
-        until_s = time.monotonic() + LATE_S + self._bytes * self._num_local / SLOW_BYTES
-        for _ in range(MAX_TRIES):
+        for _ in range(MAX_TRIES):  # each has its time: one that was void has cost the others' too
+            start_s = time.monotonic()
+            until_s = start_s + self._limit_s()
             self._engine.line.wait_for_keeper(_left_s(until_s))
             try:
-                self._bytes = self._saving.keep(step, _left_s(until_s))
+                self._bytes = self._saving.keep(step, _left_s(until_s)) or self._bytes
             except (OSError, OutlastError, RuntimeError) as error:
+                over.raise_if_over()  # that may be why
                 return StepKept(str(error), is_own=True)
+            until_s = max(until_s, start_s + self._limit_s())  # the first one's size is known now
             self._engine.before_optimizer()  # whoever waits may as well help with the copy
             over.raise_if_over()
             kept = self._engine.wait_until_kept(_left_s(until_s), copied=self._num_copies > 0)
@@ -140,6 +143,9 @@ class EachStep:
             if not kept.void:
                 break
         return kept
+
+    def _limit_s(self) -> float:
+        return LATE_S + self._bytes * self._num_local / SLOW_BYTES
 
     def _note(self, step: int, kept: StepKept) -> None:
         """Say it where steps are not kept any more, and where they are again."""

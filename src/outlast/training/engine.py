@@ -64,6 +64,7 @@ logger = logging.getLogger(__name__)
 SHARE_TIMEOUT_S: Final = 120.0
 MAX_VOID: Final = 3  # snapshots in a row that may be void before the save is called failed
 AGREEING: Final = "the ranks are agreeing on who writes what"
+OTHER: Final = "the state has other tensors than before"
 DIED: Final = "the keeper died before the commit; the older checkpoint stands"
 ENDED: Final = "the attempt ended before the commit; the older checkpoint stands"
 ROOM_S: Final = 2.0  # that a rank waits for word of the save before
@@ -264,9 +265,8 @@ class Engine:
         self._layouts = 0
         self._remembered = Remembered()
         self._room = SnapshotRoom(settings, link.world_size)
-        self._says_room = not link.rank or (
-            settings.checkpoint_each_step and link.rank == local.start
-        )
+        each_step = settings.checkpoint_each_step
+        self._says_room = not link.rank or (each_step and link.rank == local.start)
         self._sharing = Sharing(link, on_change)
         self._meeting = KeeperMeeting(settings, link, local, self.line, say)
         self._unsaid: list[wire.Absent] = []  # of saves whose keeper has died
@@ -368,6 +368,7 @@ class Engine:
         started_s: float,
         *,
         each_step: bool = False,
+        agreed_s: float = SHARE_TIMEOUT_S,
     ) -> int:
         """Take a snapshot; returns its size in bytes once training may go on.
 
@@ -376,6 +377,7 @@ class Engine:
             tiers: where it is to go; None for everywhere.
             started_s: monotonic time at which the loop was stopped.
             each_step: the loop waits for it (``wait_until_kept``), and nobody else is told.
+            agreed_s: how long the ranks' agreement on who writes what is waited for.
 
         Raises:
             OSError, OutlastError: no snapshot could be begun; every rank is told.
@@ -384,7 +386,7 @@ class Engine:
         if each_step:  # who goes on from what survivors hold has not waited for earlier ones
             self.line.settle()
         try:
-            return self._begin(flight, state, tiers, started_s)
+            return self._begin(flight, state, tiers, started_s, agreed_s)
         except (OSError, OutlastError, RuntimeError) as error:
             self._remembered.let_go()
             self._absent(flight, f"{type(error).__name__}: {error}")
@@ -483,8 +485,7 @@ class Engine:
         """Wait until a snapshot can be taken; whether it can."""
         with self._changed:
             return self._changed.wait_for(
-                lambda: self._has_room() and self._copiers.current is None,
-                timeout_s,
+                lambda: self._has_room() and not self.is_copying, timeout_s
             )
 
     # --- the training thread --------------------------------------------------------------------
@@ -492,13 +493,19 @@ class Engine:
     def _take_off(self, step: int, kind: str = FULL, *, each_step: bool = False) -> Flight:
         with self._changed:
             self._serial += 1
-            self._copies, self._committed_copy = {}, None  # its memory may be written to
+            if not each_step:  # which has an arena of its own
+                self._copies, self._committed_copy = {}, None  # its memory may be written to
             flight = Flight(step, self._serial, kind, each_step=each_step)
             self._flights[self._serial] = flight
         return flight
 
     def _begin(
-        self, flight: Flight, state: BoundaryState, tiers: tuple[str, ...] | None, started_s: float
+        self,
+        flight: Flight,
+        state: BoundaryState,
+        tiers: tuple[str, ...] | None,
+        started_s: float,
+        agreed_s: float,
     ) -> int:
         at_once = self._at_once or self._always_at_once
         lazy = frozenset() if at_once else self._may_be_late(state.lazy)
@@ -515,19 +522,20 @@ class Engine:
         # What is agreed on is who writes what of everything, also where weights alone are saved.
         is_whole = state.kind == FULL or FULL not in self._structures
         whole = pieces if is_whole else self._structures[FULL][1]
-        share = self._sharing.of(whole, SHARE_TIMEOUT_S)
+        share = self._sharing.of(whole, agreed_s)
         if share is None and self._link.world_size == 1:  # nobody else must hear of it first
             self._sharing.offer(whole, self._own)
             share = self._sharing.of(whole, SHARE_TIMEOUT_S)
         if share is None:
             self._remembered.let_go()
-            self._absent(flight, "the state has other tensors than before", ("",))
+            is_late = flight.each_step and not self._sharing.is_settled  # they need not begin anew
+            self._absent(flight, *((AGREEING,) if is_late else (OTHER, ("",))))
             return 0
         if share.problem:
             raise ConfigError(share.problem)
         number, plan = self._plan(state, pieces, share)
         again = again and known is not None and plan is known.plan
-        self._reserve(plan.size)
+        self._reserve(plan.size, beyond=HEAD_BYTES if flight.each_step else 0)
         reserved = self._room.reserved
         assert reserved is not None  # noqa: S101 - it was made
         if tiers == () and not self._room.keeps:
@@ -536,7 +544,8 @@ class Engine:
             # Rank 0 knows how the save before has ended; here the word of it may be under way.
             self._changed.wait_for(lambda: self._room.is_free(self._busy()), ROOM_S)
             busy = self._busy()
-        flight.arena, buffer = self._room.take(busy)
+            flight.arena, buffer = self._room.take(busy)
+            self._written_over(flight.arena)
         self.line.send(
             wire.BeginSave(
                 step=state.step,
@@ -567,6 +576,12 @@ class Engine:
         capture.take_now()
         self._copiers.submit(capture)
         return plan.size
+
+    def _written_over(self, arena: int) -> None:
+        self._steps.taken(arena)
+        self._copies = {one: copy for one, copy in self._copies.items() if copy.arena != arena}
+        if self._committed_copy is not None and self._committed_copy.arena == arena:
+            self._committed_copy = None
 
     def _may_be_late(self, lazy: frozenset[str]) -> frozenset[str]:
         return lazy - self._eager if self._eager else lazy
@@ -604,11 +619,11 @@ class Engine:
         self._plans[state.kind] = Planned(state.narrow, pieces, share, number, plan)
         return number, plan
 
-    def _reserve(self, size: int) -> None:
+    def _reserve(self, size: int, *, beyond: int, is_ahead: bool = False) -> None:
         client = self.line.client
         if client is None:
             raise ConnectionResetError(GONE)
-        words = self._room.reserve(client, size)
+        words = self._room.reserve(client, size, beyond=beyond, is_ahead=is_ahead)
         if words and self._says_room:
             self._say(words)
 
@@ -621,7 +636,8 @@ class Engine:
                 rank = self._link.rank
                 mine = [p for p, _ in pieces if share.writers.get(p.key, rank) == rank]
                 self.line.settle()  # who goes on from what survivors hold has not waited for that
-                self._reserve(sum(num_bytes(piece) for piece in mine) + HEAD_BYTES)
+                size = sum(num_bytes(piece) for piece in mine)
+                self._reserve(size, beyond=HEAD_BYTES, is_ahead=True)
         except (OSError, OutlastError) as error:
             if not over.is_over:  # else the next attempt sees to it
                 logger.warning("memory for snapshots: %s", error)
@@ -707,17 +723,15 @@ class Engine:
         )
         if not message.error:
             self._voids = 0
+            is_full = known.kind == FULL
             with self._changed:
-                flight = self._flights.get(message.serial)
-                is_full = flight is not None and flight.kind == FULL
                 # What is in memory alone is gone with the machine; weights alone don't resume.
                 if message.tier and is_full:
                     self.committed_step = max(self.committed_step, message.step)
                     self._committed_copy = self._copies.get(message.serial)
-            if flight is not None:
-                self._room.ended(flight.arena, alone=not message.tier and is_full)
-                took_s = time.monotonic() - flight.since_s
-                written = msgspec.structs.replace(written, took_s=took_s)
+            self._room.ended(known.arena, alone=not message.tier and is_full)
+            took_s = time.monotonic() - known.since_s
+            written = msgspec.structs.replace(written, took_s=took_s)
         elif message.void:
             is_failure = self._voids == MAX_VOID
             self._voids = 0 if is_failure else self._voids + 1

@@ -317,17 +317,6 @@ class Snapshots:
                 }
             )
 
-    def keep(
-        self, step: int, objects: Mapping[str, Any], state: dict[str, Any], start_s: float
-    ) -> int:
-        """Have a step kept in memory alone, beside all that is due; its size in bytes.
-
-        Raises:
-            OSError, OutlastError: it could not be begun.
-        """
-        found = self.states.of(step, objects, state, FULL)
-        return self.engine.capture(found, (), start_s, each_step=True)
-
     def skipped(self, step: int, reason: str) -> None:
         """A save that was due was not taken."""
         self.turns.answered()
@@ -487,13 +476,21 @@ class Saving:
             self.snapshots.skipped(step, "the save before it does not end")
             return False
         try:
-            state = self._whole_state(step)
+            state = self.state(step)
+        except ConfigError as error:  # state that changed its kind must not end the training
+            self.snapshots.engine.refuse(step, str(error))
+            return self._not_saved(step, error)
+        self._tell_of_steps(step)
+        try:
             self.snapshots.capture(step, self._objects.stateful, state, info, start)
         except (OSError, OutlastError, RuntimeError) as error:
-            self.snapshots.skipped(step, str(error))
-            say(f"step {step} was not saved: {error}")
-            return False
+            return self._not_saved(step, error)
         return True
+
+    def _not_saved(self, step: int, error: Exception) -> bool:
+        self.snapshots.skipped(step, str(error))
+        say(f"step {step} was not saved: {error}")
+        return False
 
     def keep(self, step: int, timeout_s: float) -> int:
         """Capture the state for ``each_step``; its size in bytes.
@@ -504,6 +501,7 @@ class Saving:
             OSError, OutlastError, RuntimeError: it could not be begun.
         """
         start = time.monotonic()
+        until_s = start + timeout_s
         over.raise_if_over()
         engine = self.snapshots.engine
         # A checkpoint of the same step may still be copied: it has to be whole, and told so, first.
@@ -511,24 +509,18 @@ class Saving:
             words = f"no memory was free for it within {timeout_s:.0f} s: {engine.why_not()}"
             engine.refuse(step, words, each_step=True)
             raise StorageError(words)
-        state = self._whole_state(step, each_step=True)
-        return self.snapshots.keep(step, self._objects.stateful, state, start)
-
-    def _whole_state(self, step: int, *, each_step: bool = False) -> dict[str, Any]:
-        """``state``, with what a snapshot of it must be told.
-
-        Raises:
-            ConfigError: it cannot be saved; the other ranks are told.
-        """
-        engine = self.snapshots.engine
         try:
-            state = self.state(step)
-        except ConfigError as error:  # state that changed its kind must not end the training
-            engine.refuse(step, str(error), each_step=each_step)
+            found = self.newest(step)
+        except (OSError, OutlastError, RuntimeError) as error:
+            engine.refuse(step, str(error), each_step=True)
             raise
+        self._tell_of_steps(step)
+        left_s = max(until_s - time.monotonic(), 0.0)
+        return engine.capture(found, (), start, each_step=True, agreed_s=left_s)
+
+    def _tell_of_steps(self, step: int) -> None:
         if self.optimizers.is_due(step):
-            engine.take_at_once()
-        return state
+            self.snapshots.engine.take_at_once()
 
     def commit(
         self,

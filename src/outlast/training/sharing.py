@@ -87,7 +87,8 @@ class SnapshotRoom:
         self._num_copies = num_replicas(settings.peer_replicas, machines)
         self._each_step = settings.checkpoint_each_step
         self._held: int | None = None  # the arena of the newest that was copied from every machine
-        self._resumed: set[int] = set()  # those of the attempt before, until there is such a one
+        # Those of the attempt before, oldest first, until there is such a one.
+        self._resumed: list[int] = []
         if self._each_step:
             self._wanted = EACH_STEP_BUFFERS if self._wanted is None else self._wanted
         stays = any(tier.kind == "memory" for tier in settings.tiers)
@@ -112,18 +113,24 @@ class SnapshotRoom:
         """Whether a snapshot stays in memory until the one after it is whole."""
         return len(self._buffers) > 1
 
-    def reserve(self, client: Client, size: int) -> str:
+    def reserve(self, client: Client, size: int, *, beyond: int = 0, is_ahead: bool = False) -> str:
         """See that there is room for ``size`` bytes; what people should know of it, or "".
+
+        Args:
+            client: of whom it is asked.
+            size: that there must be.
+            beyond: what is asked for besides, where any is, for snapshots that are a little larger.
+            is_ahead: nothing needs it yet: whoever did has seen to it, and may be writing there.
 
         Raises:
             OSError: the keeper is gone, or has no memory to give.
         """
         with self._lock:
             known = self.reserved
-            if known is not None and (known.ring_bytes or known.num_bytes >= size):
+            if known is not None and (is_ahead or known.ring_bytes or known.num_bytes >= size):
                 return ""
             reserved, arenas = client.reserve(
-                *(size, self._wanted, self._workers),
+                *(size + beyond, self._wanted, self._workers),
                 useful=self._useful,
                 versions=_VERSIONS if self._each_step else 1,
                 copies=self._num_copies * EACH_STEP_COPIES if self._each_step else 0,
@@ -139,8 +146,11 @@ class SnapshotRoom:
             self._register()
             self.reserved = reserved
             self._alone = reserved.alone if reserved.alone in self._arenas else None
-            if self._each_step and self._alone is not None:
-                self._resumed = set(reserved.arenas[-_VERSIONS:])
+            self._held = self._held if self._held in self._arenas else None
+            self._resumed = []
+            if self._each_step and self._alone is not None and self._held is None:
+                others = min(_VERSIONS, len(self._arenas) - MEMORY_TIER_BUFFERS)
+                self._resumed = list(reserved.arenas[-others:]) if others > 0 else []
             return reserved.words
 
     def take(self, busy: set[int]) -> tuple[int, torch.Tensor]:
@@ -161,25 +171,34 @@ class SnapshotRoom:
         """Whether there is an arena for another snapshot."""
         return not self._buffers or bool(self._free(busy))
 
-    def ended(self, number: int, *, alone: bool) -> None:
+    def ended(self, number: int, *, alone: bool, is_step: bool = False) -> None:
         """The snapshot in this arena is whole; in memory ``alone``, or in a tier as well.
 
-        Until the next one is, nothing may be written over one that is nowhere else.
+        Until the next one is, nothing may be written over one that is nowhere else. Where each step
+        is kept, a checkpoint takes no other step's protection away.
         """
-        self._alone = number if alone else None
+        if is_step or not self._each_step:
+            self._alone = number if alone else None
+        elif number == self._alone and not alone:
+            self._alone = None
 
     def held(self, number: int) -> None:
         """What lies in this arena was copied from every machine: all of that step is twice there.
 
         Until a newer one is, nothing may be written over it: whatever is lost, it is what is left.
         """
-        self._held, self._resumed = number, set()
+        self._held, self._resumed = number, []
 
     def _free(self, busy: set[int]) -> list[int]:
-        kept = {self._alone} if self.keeps else set()  # with room for one there is no choice
-        if len(self._buffers) > MEMORY_TIER_BUFFERS:
-            kept |= {self._held} | self._resumed
-        return [one for one in self._buffers if one not in busy and one not in kept]
+        while True:
+            kept = {self._alone} if self.keeps else set()  # with room for one there is no choice
+            if len(self._buffers) > MEMORY_TIER_BUFFERS:
+                kept |= {self._held, *self._resumed}
+            free = [one for one in self._buffers if one not in busy and one not in kept]
+            if free or not self._resumed or not busy.isdisjoint(self._buffers):
+                return free
+            # Nothing in flight will free any, and no newer step is held before one is kept.
+            del self._resumed[0]
 
     @property
     def total_bytes(self) -> int:
@@ -270,11 +289,15 @@ class KeptSteps:
         for old in sorted(self._ends)[:-NEWEST_STEPS]:
             del self._ends[old]
 
+    def taken(self, arena: int) -> None:
+        """Something is about to be written there: whatever lay there is no step's any more."""
+        self._arenas = {one: place for one, place in self._arenas.items() if place != arena}
+
     def whole(self, serial: int, arena: int, held: int) -> None:
         """One is whole on all machines; that of number ``held`` was copied from all by then."""
-        self._arenas = {one: place for one, place in self._arenas.items() if place != arena}
+        self.taken(arena)
         self._arenas[serial] = arena
-        self._room.ended(arena, alone=True)
+        self._room.ended(arena, alone=True, is_step=True)
         known = max((one for one in self._arenas if one <= held), default=0)
         if known:
             self._room.held(self._arenas[known])
@@ -301,7 +324,8 @@ class KeptSteps:
         """Why one has not been waited for any longer."""
         if serial in self._ends:
             return StepKept("its copy has not arrived in time", is_own=True)
-        return StepKept("not all machines had their part of it in time")
+        # Those who had it in time know nothing of it: also this is a machine's own.
+        return StepKept("not all machines had their part of it in time", is_own=True)
 
 
 logger = logging.getLogger(__name__)

@@ -75,6 +75,10 @@ class StepGate:
         self.fence, self.place = fence, fence.place
         self.asked = {}
         self.words = {}
+        self.overtaken = {}
+
+    def refused(self, attempt):
+        return self.overtaken.get(attempt, "")
 
     def told(self, attempt, term):
         self.fence.told(attempt, term)
@@ -96,6 +100,8 @@ class StepGate:
             if verdict is FenceVerdict.WAIT:
                 self.words[key] = words
             elif self.asked.pop(key, None):
+                if verdict is FenceVerdict.REFUSE:
+                    self.overtaken[attempt] = words
                 then(words)
 
 

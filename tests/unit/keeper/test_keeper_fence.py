@@ -235,8 +235,12 @@ def test_it_asks_until_it_knows(make):
 
 def test_a_refusal_is_told_in_words(make):
     answers = queue.SimpleQueue()
-    make(FakeFence(Judgement(FenceVerdict.REFUSE, "claimed by others"))).ask("save", 4, answers.put)
+    gate = make(FakeFence(Judgement(FenceVerdict.REFUSE, "claimed by others")))
+    assert gate.refused(4) == ""
+    gate.ask("save", 4, answers.put)
     assert answers.get(timeout=LIMIT_S) == "claimed by others"
+    assert gate.refused(4) == "claimed by others"
+    assert gate.refused(5) == ""
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ import threading
 
 import pytest
 
-from outlast.keeper import replicas
+from outlast.keeper import background
 
 MB = 1_000_000
 
@@ -17,9 +17,9 @@ class Clock:
         self.now = 100.0
         self.had = self.waited = 0.0
         self.counts = True
-        monkeypatch.setattr(replicas.time, "monotonic", lambda: self.now)
-        monkeypatch.setattr(replicas.time, "thread_time", lambda: self.had)
-        monkeypatch.setattr(replicas, "_SCHEDSTAT", self)
+        monkeypatch.setattr(background.time, "monotonic", lambda: self.now)
+        monkeypatch.setattr(background.time, "thread_time", lambda: self.had)
+        monkeypatch.setattr(background, "_SCHEDSTAT", self)
 
     def wait(self, seconds):
         self.now += seconds
@@ -55,7 +55,7 @@ def seconds_for(clock, wait, *, pieces, cost_s, waiting_s=0.0):
 
 
 def test_no_more_than_the_rate_goes_in_a_second(clock):
-    wait = replicas.TrafficPace(1e6, clock)
+    wait = background.TrafficPace(1e6, clock)
     for _ in range(100):
         wait(50_000)
     assert 4.8 <= clock.now - 100.0 <= 5.0
@@ -68,7 +68,7 @@ def test_no_more_than_the_rate_goes_in_a_second(clock):
 
 def test_a_wait_ends_when_it_is_stopped():
     stop = threading.Event()
-    wait = replicas.TrafficPace(1.0, stop)
+    wait = background.TrafficPace(1.0, stop)
     wait(1000)
     stop.set()
     with pytest.raises(ConnectionAbortedError):
@@ -76,28 +76,28 @@ def test_a_wait_ends_when_it_is_stopped():
 
 
 def test_the_rate_follows_the_cores_unless_it_is_set(monkeypatch):
-    monkeypatch.setattr(replicas.os, "sched_getaffinity", lambda _: set(range(4)))
-    assert replicas.rate_of(None) == 4 * replicas.RATE_PER_CORE_BYTES
-    assert replicas.rate_of(5e6) == 5e6
-    monkeypatch.setattr(replicas.os, "sched_getaffinity", lambda _: set(range(512)))
-    assert replicas.rate_of(None) == replicas.RATE_MAX_BYTES
+    monkeypatch.setattr(background.os, "sched_getaffinity", lambda _: set(range(4)))
+    assert background.rate_of(None) == 4 * background.RATE_PER_CORE_BYTES
+    assert background.rate_of(5e6) == 5e6
+    monkeypatch.setattr(background.os, "sched_getaffinity", lambda _: set(range(512)))
+    assert background.rate_of(None) == background.RATE_MAX_BYTES
 
 
 @pytest.mark.parametrize("rate", [50e6, math.inf])
 def test_it_has_a_small_share_of_a_core_while_none_is_spare(clock, rate):
-    wait = replicas.TrafficPace(rate, clock, replicas.Cores())
+    wait = background.TrafficPace(rate, clock, background.Cores())
     took_s = seconds_for(clock, wait, pieces=500, cost_s=0.001, waiting_s=0.002)
-    assert clock.had / took_s == pytest.approx(replicas.BUSY_SHARE, rel=0.02)
+    assert clock.had / took_s == pytest.approx(background.BUSY_SHARE, rel=0.02)
 
 
 def test_it_goes_at_the_full_rate_while_a_core_is_spare(clock):
-    wait = replicas.TrafficPace(50e6, clock, replicas.Cores())
+    wait = background.TrafficPace(50e6, clock, background.Cores())
     seconds_for(clock, wait, pieces=50, cost_s=0.001)  # until that is known
     assert seconds_for(clock, wait, pieces=500, cost_s=0.001) == pytest.approx(10.0, rel=0.02)
 
 
 def test_it_follows_what_changes(clock):
-    wait = replicas.TrafficPace(50e6, clock, replicas.Cores())
+    wait = background.TrafficPace(50e6, clock, background.Cores())
     found = []
     for waiting_s in (0.0, 0.003, 0.0):
         seconds_for(clock, wait, pieces=250, cost_s=0.001, waiting_s=waiting_s)
@@ -107,26 +107,26 @@ def test_it_follows_what_changes(clock):
 
 
 def test_a_copy_ends_however_much_it_costs(clock):
-    wait = replicas.TrafficPace(50e6, clock, replicas.Cores())
+    wait = background.TrafficPace(50e6, clock, background.Cores())
     took_s = seconds_for(clock, wait, pieces=400, cost_s=0.1, waiting_s=0.1)
-    assert took_s == pytest.approx(400 * MB / replicas.FLOOR_BYTES, rel=0.02)
+    assert took_s == pytest.approx(400 * MB / background.FLOOR_BYTES, rel=0.02)
 
 
 def test_a_rate_that_was_set_is_kept_to(clock):
-    wait = replicas.TrafficPace(50e6, clock)
+    wait = background.TrafficPace(50e6, clock)
     took_s = seconds_for(clock, wait, pieces=500, cost_s=0.001, waiting_s=0.002)
     assert took_s == pytest.approx(10.0, rel=0.02)
 
 
 def test_where_the_kernel_does_not_count_no_core_is_spare(clock):
     clock.counts = False
-    wait = replicas.TrafficPace(50e6, clock, replicas.Cores())
+    wait = background.TrafficPace(50e6, clock, background.Cores())
     took_s = seconds_for(clock, wait, pieces=500, cost_s=0.001)
-    assert clock.had / took_s == pytest.approx(replicas.BUSY_SHARE, rel=0.02)
+    assert clock.had / took_s == pytest.approx(background.BUSY_SHARE, rel=0.02)
 
 
 def test_the_kernel_counts_here():
     """What it counts is read in the form it has: a time that does not shrink."""
-    first = replicas._waited_s()
+    first = background._waited_s()
     assert first is not None
-    assert replicas._waited_s() >= first
+    assert background._waited_s() >= first

@@ -324,7 +324,8 @@ def test_a_machine_whose_workers_are_gone_says_so(keeper):
 
 def test_a_step_that_is_kept_asks_no_storage_and_says_what_all_have_copied(monkeypatch, disk):
     """Of the newest save that every machine has a copy of elsewhere all others are told."""
-    gate = SimpleNamespace(told=lambda *_: None)  # whose claims cannot be asked
+    # Its claims cannot be asked.
+    gate = SimpleNamespace(told=lambda *_: None, refused=lambda _: "")
     keeper = FakeKeeper(monkeypatch, {"local": disk}, gate)
     keeper.saves._copied = lambda attempt: 80 if attempt == 1 else 0
     side = keeper.meet([0])
@@ -340,6 +341,34 @@ def test_a_step_that_is_kept_asks_no_storage_and_says_what_all_have_copied(monke
     (committed,) = keeper.committed
     assert (committed.each_step, committed.held) == (True, 64)
     assert disk.children() == []
+
+
+def test_a_step_of_an_attempt_that_is_known_to_be_overtaken_is_not_kept(monkeypatch, disk):
+    why = {1: "attempt 2 has begun without this machine"}
+    gate = SimpleNamespace(told=lambda *_: None, refused=lambda attempt: why.get(attempt, ""))
+    keeper = FakeKeeper(monkeypatch, {"local": disk}, gate)
+    one = keeper.worker(0, 1)
+    one.save(5, 81, tiers=(), each_step=True)
+    keeper.run()
+    assert [one.error for one in one.ended] == [why[1]]
+    assert not keeper.committed
+    assert not keeper.books.kept
+
+
+def test_steps_that_are_kept_push_no_checkpoint_s_manifest_out(keeper):
+    side = keeper.meet([0])
+    one = keeper.worker(0, 2)
+    part = RankOutcome(entry=PartEntry(2, ("0" * 32,), 0, 2), num_files=2)
+    for serial in range(1, 22):
+        tiers = ("local",) if serial == 1 else ()
+        one.save(serial, serial, tiers=tiers, each_step=serial > 1)
+        report(keeper, 1, part, step=serial, serial=serial)
+        keeper.run()
+    assert len(side.told) == 21
+    past = keeper.saves.table.past
+    assert [bool(past[1, serial].manifest) for serial in range(1, 22)] == (
+        [True] + [False] * 4 + [True] * 16
+    )
 
 
 def test_what_is_held_is_passed_on_by_the_keepers_of_other_machines(keeper):

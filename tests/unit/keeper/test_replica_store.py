@@ -47,7 +47,9 @@ def data_of(step, size=SIZE):
     return bytes([step]) * size
 
 
-def offered(node="n1", step=1, attempt=1, *, rank=0, size=SIZE, kind=FULL, job=JOB):
+def offered(
+    node="n1", step=1, attempt=1, *, rank=0, size=SIZE, kind=FULL, job=JOB, serial=1, held=0
+):
     """An offer, and its small files."""
     small = {state_file(rank): b"{}"}
     files = {shard_file(rank): data_of(step, size)} if size else {}
@@ -56,7 +58,7 @@ def offered(node="n1", step=1, attempt=1, *, rank=0, size=SIZE, kind=FULL, job=J
         job=job,
         step=step,
         attempt=attempt,
-        serial=1,
+        serial=serial,
         nonce=save_of(step).nonce,
         world_size=1,
         layout={"world": 1},
@@ -69,9 +71,10 @@ def offered(node="n1", step=1, attempt=1, *, rank=0, size=SIZE, kind=FULL, job=J
     sizes = {name: len(data) for name, data in files.items()}
     offer = ReplicaOffer(
         node=node,
-        save=save_name(step, attempt),
+        save=save_name(step, attempt, serial),
         files=sizes,
         small={name: len(data) for name, data in small.items()},
+        held=held,
     )
     return offer, small
 
@@ -158,19 +161,55 @@ def test_where_memory_is_short_the_older_copy_makes_way(guests, held, free):
     assert held.books.copies["n1"].save == save_name(2)
 
 
+def step_name(step, attempt=1):
+    """Of a save that is counted by its step."""
+    return save_name(step, attempt, step)
+
+
 def test_where_each_step_is_kept_two_copies_stay_beside_the_one_that_comes(held, free):
     guests = ReplicaStore(JOB, held, threading.RLock(), each_step=True)
-    take(guests, step=1)
-    take(guests, step=2)
-    guest = guests.receive(*offered(step=3))
-    assert set(guests.inventory()) == {save_name(1), save_name(2)}
+    take(guests, step=1, serial=1)
+    take(guests, step=2, serial=2, held=1)
+    guest = guests.receive(*offered(step=3, serial=3, held=2))
+    assert set(guests.inventory()) == {step_name(1), step_name(2)}
     fill(guest, 3)
     guests.adopt(guest)
-    assert set(guests.inventory()) == {save_name(2), save_name(3)}
+    assert set(guests.inventory()) == {step_name(2), step_name(3)}
     free[0] = 0
-    take(guests, step=4)  # there is the memory of the first
-    assert set(guests.inventory()) == {save_name(3), save_name(4)}
+    take(guests, step=4, serial=4, held=3)  # there is the memory of the first
+    assert set(guests.inventory()) == {step_name(3), step_name(4)}
     assert len(held.books.of_rank(COPIES)) == 3
+
+
+def test_the_newest_step_that_all_hold_stays_however_many_come_after_it(held):
+    """One machine's copies are late by several steps; its own and the others' go on."""
+    guests = ReplicaStore(JOB, held, threading.RLock(), each_step=True)
+    take(guests, step=3, serial=3)
+    for step in range(4, 9):
+        take(guests, step=step, serial=step, held=3)
+        assert set(guests.inventory()) == {step_name(3), step_name(step)}
+    take(guests, step=9, serial=9, held=8)
+    assert set(guests.inventory()) == {step_name(8), step_name(9)}
+    for step in range(10, 13):  # so does what an attempt goes on from, until all hold a step of it
+        take(guests, step=step, attempt=2, serial=step)
+        assert set(guests.inventory()) == {step_name(8), step_name(step, 2)}
+    take(guests, step=13, attempt=2, serial=13, held=12)
+    assert set(guests.inventory()) == {step_name(12, 2), step_name(13, 2)}
+    assert len(held.books.of_rank(COPIES)) == 3
+
+
+def test_several_machines_copies_of_each_step_come_into_memory_that_is_there(held):
+    guests = ReplicaStore(JOB, held, threading.RLock(), each_step=True)
+    guests.wards = frozenset({"n1", "n2"})
+    arenas = []
+    for step in range(1, 9):
+        offers = [offered(node, step, serial=step, held=step - 1) for node in ("n1", "n2")]
+        for guest in [guests.receive(*offer) for offer in offers]:
+            fill(guest, step)
+            guests.adopt(guest)
+        arenas.append(set(held.books.of_rank(COPIES)))
+    assert len(arenas[-1]) == 6
+    assert arenas[2:] == [arenas[-1]] * 6, "nothing is given back and made anew"
 
 
 def test_where_each_step_is_kept_the_only_copy_makes_way_for_none(held, free):

@@ -19,6 +19,7 @@ class Made:
         monkeypatch.setenv("LOCAL_RANK", str(local_rank))
         self.said, self.events, self.taken, self.waited, self.counted = [], [], [], [], []
         self.ends = []  # of the next ones
+        self.limits, self.size = [], 1_000_000
         monkeypatch.setattr(each_step, "say", self.said.append)
         chosen = config.load({"checkpoint.each_step": True, **settings}, environ={})
         books = SimpleNamespace(
@@ -39,10 +40,11 @@ class Made:
 
     def _keep(self, step, timeout_s):
         self.taken.append(step)
-        return 1_000_000
+        return self.size
 
     def _wait(self, timeout_s, *, copied):
         self.waited.append(copied)
+        self.limits.append(timeout_s)
         end = self.ends.pop(0) if self.ends else StepKept()
         if isinstance(end, Exception):
             raise end
@@ -117,6 +119,35 @@ def test_a_state_that_cannot_be_saved_is_said_and_training_goes_on(monkeypatch):
     made.of._saving.keep = keep
     made.of.keep(1)
     assert "step 1 is not kept: no memory was free for it" in made.said[0]
+
+
+def test_what_the_attempt_s_end_broke_is_its_end(monkeypatch):
+    made = Made(monkeypatch)
+
+    class Over(Exception):
+        pass
+
+    def keep(step, timeout_s):
+        monkeypatch.setattr(each_step.over, "raise_if_over", end)
+        raise ConnectionResetError("the keeper is gone")
+
+    def end():
+        raise Over
+
+    made.of._saving.keep = keep
+    with pytest.raises(Over):
+        made.of.keep(1)
+    assert not made.said
+    assert not made.events
+
+
+def test_also_the_first_step_has_the_time_of_its_size_and_each_try_its_own(monkeypatch):
+    made = Made(monkeypatch)
+    made.size = int(1000 * each_step.SLOW_BYTES)
+    made.ends = [StepKept("differs", void=True)]
+    made.of.keep(1)
+    assert len(made.limits) == 2
+    assert min(made.limits) > 900
 
 
 @pytest.mark.parametrize(

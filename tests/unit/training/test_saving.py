@@ -4,6 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from outlast.errors import ConfigError
 from outlast.training.saving import Saving, Unsaved, Written
 
 
@@ -57,3 +58,52 @@ def test_a_keeper_that_dies_as_it_is_asked_has_a_successor(
     monkeypatch.setattr(saving, "take", take)
     saving.commit(6, "finished", 60.0)
     assert tries == [6] * num_tries
+
+
+# --- a state that cannot be had ------------------------------------------------------------------
+
+
+def saving_of(monkeypatch, error):
+    """A Saving whose state is that error, and what its engine and its people hear."""
+    heard, said = [], []
+    engine = SimpleNamespace(
+        wait_for_room=lambda _: True,
+        wait_for_copies=lambda _: True,
+        refuse=lambda step, reason, *, each_step=False: heard.append((step, reason, each_step)),
+    )
+    made = Saving(None, None, None, None)
+    made.snapshots = SimpleNamespace(engine=engine, skipped=lambda *of: said.append(of))
+    made.optimizers = SimpleNamespace(is_due=lambda _: False)
+
+    def state(step):
+        raise error
+
+    monkeypatch.setattr(made, "state", state)
+    return made, heard, said
+
+
+def test_a_state_that_changed_its_kind_is_refused_and_training_goes_on(monkeypatch):
+    made, heard, said = saving_of(monkeypatch, ConfigError("no tensor"))
+    assert not made.take(3, {})
+    assert heard == [(3, "no tensor", False)]
+    assert said == [(3, "no tensor")]
+
+
+@pytest.mark.parametrize("error", [RuntimeError("out of memory"), OSError("a collective failed")])
+def test_any_other_failure_of_a_state_ends_training_as_ever(monkeypatch, error):
+    """This rank would be beside the others from here on."""
+    made, heard, said = saving_of(monkeypatch, error)
+    with pytest.raises(type(error)):
+        made.take(3, {})
+    assert not heard
+    assert not said
+
+
+@pytest.mark.parametrize("error", [ConfigError("no tensor"), RuntimeError("out"), OSError("gone")])
+def test_others_hear_of_each_step_whose_state_could_not_be_had(monkeypatch, error):
+    made, heard, _ = saving_of(monkeypatch, error)
+    made._objects = SimpleNamespace(stateful={})
+    made.snapshots.states = SimpleNamespace(of=lambda *_: None)
+    with pytest.raises(type(error)):
+        made.keep(3, 1.0)
+    assert heard == [(3, str(error), True)]

@@ -79,8 +79,10 @@ class Client:
 
     def __init__(self, count=2):
         self.count = count
+        self.asked = []
 
     def reserve(self, size, *_, **__):
+        self.asked.append(size)
         arenas = [Arena.make(size) for _ in range(self.count)]
         numbers = tuple(range(self.count))
         reserved = SimpleNamespace(
@@ -207,6 +209,86 @@ def test_what_an_attempt_begins_with_stays_until_a_step_of_it_is_held():
     assert room.take(set())[0] in {2, 3}
 
 
+@pytest.mark.parametrize("count", [2, 3, 4])
+def test_after_a_resume_each_step_finds_room_however_late_copies_are(count):
+    """Nothing is held before one is kept, and none is kept before one is free."""
+    room = each_step_room(alone=count - 1, count=count)
+    steps = KeptSteps(room)
+    taken = []
+    for serial in range(1, 4):
+        assert room.is_free({99}), "the flight that asks has no arena yet"
+        taken.append(room.take(set())[0])
+        steps.whole(serial, taken[-1], 0)
+    assert taken[:2] == [0, 1]
+
+
+def test_a_keeper_that_dies_while_copies_are_late_leaves_room_for_the_next_step():
+    room = each_step_room()
+    steps = KeptSteps(room)
+    arenas = []
+    for serial in range(1, 4):
+        arenas.append(room.take(set())[0])
+        steps.whole(serial, arenas[-1], 1 if serial > 1 else 0)
+    client = Client(4)
+    client.alone = arenas[-1]
+    room.forget()
+    room.reserve(client, 100)
+    for serial in range(4, 9):
+        number = room.take(set())[0]
+        assert number != arenas[0], "what all hold stays"
+        steps.whole(serial, number, 0)
+
+
+def test_where_only_what_was_resumed_from_is_left_the_older_of_it_makes_way():
+    room = each_step_room(alone=3)
+    room.held(0)
+    room._resumed, room._alone = [2, 3], 1
+    assert not room.is_free({1}), "what is in flight will end"
+    assert room.take(set())[0] == 2
+    assert not {0, 1, 3} & set(room._free(set()))
+
+
+def test_memory_that_is_in_use_is_not_reserved_a_second_time():
+    """What is made ready after the first step comes behind the first snapshot of each step."""
+    room, client = (
+        SnapshotRoom(config.load({"checkpoint.each_step": True}, environ={}), 1),
+        Client(),
+    )
+    room.reserve(client, 5000, beyond=100)
+    buffers = [room.buffer(number) for number in range(2)]
+    room.reserve(client, 5200, beyond=100, is_ahead=True)
+    room.reserve(client, 5050, beyond=100)
+    assert client.asked == [5100]
+    assert [room.buffer(number) for number in range(2)] == buffers
+    room.reserve(client, 5101)
+    assert client.asked == [5100, 5101]
+
+
+def test_a_checkpoint_s_end_takes_no_step_s_protection_away():
+    room = each_step_room()
+    steps = KeptSteps(room)
+    kept = room.take(set())[0]
+    steps.whole(16, kept, 0)
+    checkpoint = room.take(set())[0]
+    for alone in (True, False):
+        room.ended(checkpoint, alone=alone)
+        assert kept not in room._free(set())
+    room.ended(kept, alone=False)
+    assert kept in room._free(set()), "it is in a tier now"
+
+
+def test_what_is_written_over_is_no_step_s_any_more():
+    """The word of what all hold comes late: by then a checkpoint may lie there."""
+    room = each_step_room()
+    steps = KeptSteps(room)
+    arena = room.take(set())[0]
+    steps.whole(16, arena, 0)
+    steps.taken(arena)
+    other = room.take({arena})[0]
+    steps.whole(32, other, 16)
+    assert room._held is None
+
+
 @pytest.mark.parametrize(
     ("end", "word", "copied", "expected"),
     [
@@ -243,6 +325,6 @@ def test_how_it_went_with_a_step(end, word, copied, expected):
 
 def test_whose_fault_it_is_that_a_step_is_late():
     steps = KeptSteps(each_step_room())
-    assert not steps.late(7).is_own
+    assert steps.late(7) == StepKept("not all machines had their part of it in time", is_own=True)
     steps.ended(7, StepKept())
     assert steps.late(7) == StepKept("its copy has not arrived in time", is_own=True)
