@@ -61,10 +61,12 @@ class ReplicaWire(Protocol):
     Attributes:
         rank: this replica's, from 0.
         size: how many there are.
+        ranks: of each replica, the rank in the job.
     """
 
     rank: int
     size: int
+    ranks: list[int]
 
     def swap(self, into: torch.Tensor, own: torch.Tensor) -> None:
         """Row r of ``own`` goes to replica r; row r of ``into`` came from it."""
