@@ -25,16 +25,16 @@ def command(job, steps=MOST):
 class Undisturbed:
     """What one worker alone comes to, as many steps of it as anybody asks for."""
 
-    def __init__(self, directory):
-        self._directory = directory
+    def __init__(self, directories):
+        self._directories = directories
         self._known = {}
 
     def until(self, last):
         """Step → what was recorded of it, up to ``last`` at least."""
         if last not in self._known:
             steps = max(KNOWN, 2 * len(self._known), last)
-            job = Job(self._directory / f"job-{steps}", 1)
-            floor = Floor(self._directory / f"floor-{steps}")
+            job = Job(self._directories.mktemp("undisturbed") / "job", 1)
+            floor = Floor(self._directories.mktemp("floor"))
             try:
                 more = ("--every", "5000 steps")
                 ended(floor.ranks(1, *command(job, steps), *more, env=job.env))
@@ -46,7 +46,7 @@ class Undisturbed:
 
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory):
-    return Undisturbed(tmp_path_factory.mktemp("undisturbed"))
+    return Undisturbed(tmp_path_factory)
 
 
 class LateJob(Job):
