@@ -134,7 +134,7 @@ class History:
                 raise ValueError("too many other samples came for all of them to be known")
             size = stretch.global_batch
             first = stretch.position + (step - stretch.step - 1) * size
-            dropped = self._dropped_of(step, first)
+            dropped = self._dropped_of(step)
             got = [
                 [one] for one in expected(stretch.order, np.arange(first, first + size)).tolist()
             ]
@@ -149,15 +149,15 @@ class History:
             return [one for place, here in enumerate(got) if place not in dropped for one in here]
         raise ValueError("no record covers it")
 
-    def _dropped_of(self, step: int, first: int) -> set[int]:
+    def _dropped_of(self, step: int) -> set[int]:
         """Which samples of a step are not in its sum, by their place in the batch."""
         listed, unlisted_from = self._record.dropped, self._record.unlisted_from
         if unlisted_from and step >= unlisted_from:
             raise ValueError("too many samples of late workers were dropped to list all of them")
         return {
-            one.position - first + place
+            one.offset + place
             for one in listed
-            if one.step == step
+            if one.step <= step <= one.last_step
             for place in range(one.num)
         }
 
@@ -178,8 +178,9 @@ class History:
             faults=faults,
             stretches=self.stretches,
             left_out=[_left_out(stretch) for stretch in self.stretches if stretch.left_out],
-            dropped=sorted(self._record.dropped, key=lambda one: (one.step, one.position)),
-            num_dropped=sum(one.num for one in self._record.dropped) + self._record.more_dropped,
+            dropped=sorted(self._record.dropped, key=lambda one: (one.step, one.offset)),
+            num_dropped=sum(one.samples for one in self._record.dropped)
+            + self._record.more_dropped,
         )
 
     def _within(self, first: int, last: int) -> list[Finding]:

@@ -159,7 +159,7 @@ def _feed(digest: Any, item: Any) -> None:
 
 KEPT: Final = 64
 FINDINGS_MAX: Final = 256  # of each worker
-DROPPED_MAX: Final = 64  # likewise
+DROPPED_MAX: Final = 256  # runs, likewise
 LOT: Final = 1 << 14  # ids that are noted together
 BATCHES_TOLD, IDS_TOLD = 16, 1 << 10  # or, where the record is told at each step, so few at most
 _LOT: Final = "lot"
@@ -221,15 +221,24 @@ class Finding(msgspec.Struct, kw_only=True, frozen=True):
 class Dropped(msgspec.Struct, kw_only=True, frozen=True):
     """Samples that were handed out to a worker that was late, and are in no step's sum.
 
+    A run of steps in which the same places of the batch were left out.
+
     Attributes:
-        step: number of the step, from 1.
-        position: the first one's place, as the job's cursor.
-        num: how many, one behind the other.
+        step: number of the first step, from 1.
+        last_step: of the last one.
+        offset: the first sample's place in each step's batch.
+        num: how many in each step, one behind the other.
     """
 
     step: int
-    position: int
+    last_step: int
+    offset: int
     num: int
+
+    @property
+    def samples(self) -> int:
+        """How many in all."""
+        return self.num * (self.last_step - self.step + 1)
 
 
 class SampleRecord(msgspec.Struct, kw_only=True):
@@ -239,7 +248,7 @@ class SampleRecord(msgspec.Struct, kw_only=True):
         stretches: oldest first.
         findings: the first ones.
         more: findings that are not listed.
-        dropped: the first ones.
+        dropped: the first runs of them.
         more_dropped: samples that were dropped and are not listed.
         unlisted_from: the first step that such samples were dropped in; 0 for none.
     """
@@ -253,10 +262,16 @@ class SampleRecord(msgspec.Struct, kw_only=True):
 
     def drop(self, one: Dropped) -> None:
         """Note samples of a step that is complete."""
-        if len(self.dropped) < DROPPED_MAX:
+        last = self.dropped[-1] if self.dropped else None
+        if last is not None and (last.last_step + 1, last.offset, last.num) == (
+            *(one.step, one.offset, one.num),
+        ):
+            longer = msgspec.structs.replace(last, last_step=one.last_step)
+            self.dropped = [*self.dropped[:-1], longer]
+        elif len(self.dropped) < DROPPED_MAX:
             self.dropped = [*self.dropped, one]
         else:
-            self.more_dropped += one.num
+            self.more_dropped += one.samples
             self.unlisted_from = self.unlisted_from or one.step
 
 
@@ -414,10 +429,11 @@ class Trail:
         """The last ``num`` samples of the newest batch of this worker are not in its step's sum."""
         stretch, newest = self._open, self._lot[-1]
         assert stretch is not None  # noqa: S101 - a batch was handed out
-        step, end = stretch.step + stretch.steps, newest.first + newest.num
+        step = stretch.step + stretch.steps
+        end = newest.first + newest.num - (stretch.samples_end - newest.size)
         if self._dropped is not None:  # of another pass over the same batch
             num = max(num, self._dropped.num)
-        self._dropped = Dropped(step=step, position=end - num, num=num)
+        self._dropped = Dropped(step=step, last_step=step, offset=end - num, num=num)
 
     def _keep_dropped(self) -> None:
         one, self._dropped = self._dropped, None

@@ -61,7 +61,7 @@ class ReplicaWire(Protocol):
     Attributes:
         rank: this replica's, from 0.
         size: how many there are.
-        ranks: what they are called in the job.
+        ranks: of each replica, the rank in the job.
     """
 
     rank: int

@@ -62,6 +62,18 @@ class Fragment:
                     part = own.add_(part.mul(1 - own_share))  # noqa: PLW2901 - mixed
                 parameter.copy_(part)
 
+    def rounded(self, values: torch.Tensor) -> torch.Tensor:
+        """What the parameters are once they are set to ``values``: (num_elements,), fp32."""
+        found = values.clone()
+        for parameter, part in zip(self._parameters, self._parts(found), strict=True):
+            if parameter.dtype != torch.float32:
+                part.copy_(part.to(parameter.dtype))
+        return found
+
+    def ids(self) -> set[int]:
+        """Of the parameters themselves."""
+        return set(map(id, self._parameters))
+
     def layout(self) -> list[Any]:
         """What replicas must have in common: names, shapes, dtypes."""
         return [
@@ -111,6 +123,29 @@ def trained(model: torch.nn.Module) -> dict[str, torch.nn.Parameter]:
             "outlast.LocalUpdates to average"
         )
     return found
+
+
+def missing(model: torch.nn.Module, fragments: Iterable[Fragment]) -> str:
+    """What is trained and in no fragment, or in one and trained no more, in a line; "" for nothing.
+
+    Args:
+        model: itself.
+        fragments: that were cut of what it trained before.
+    """
+    held = set[int]().union(*(each.ids() for each in fragments))
+    for name, parameter in model.named_parameters():
+        if parameter.requires_grad and id(parameter) not in held:
+            return (
+                f"{name} requires a gradient now and did not when outlast.LocalUpdates was made, "
+                "so it would never be averaged; make LocalUpdates once all that is ever trained "
+                "requires a gradient"
+            )
+        if not parameter.requires_grad and id(parameter) in held:
+            return (
+                f"{name} does not require a gradient any more, and the outer momentum would go on "
+                "moving it; freeze it before outlast.LocalUpdates is made"
+            )
+    return ""
 
 
 _DIVIDED: Final = "outlast.LocalUpdates cannot save replicas whose parameters are divided"

@@ -27,13 +27,16 @@ Guarantees: after the same local steps all replicas have the same anchor and out
 every bit. Every trained parameter is in every round. A resume at any step and at the same number of
 replicas goes on with the same bits, with an exchange in flight too: what was sent is in the state,
 and is sent again.
-At another number of replicas nobody can finish the round as it was. It is closed at once: those
-whose own parameters there are (ranks below both numbers) are averaged, the anchor moves once, and
-all go on from it; what was in flight, and the remainders of rounding, are dropped.
+What is left of a round when ``sync`` ends it, or when a state is taken by another number of
+replicas, is no round: the anchor becomes the plain mean of the replicas, without the outer
+optimizer, whose momentum stays. Where nothing was trained since the newest round, nothing moves.
+At another number of replicas those count whose own parameters there are (ranks below both numbers);
+all go on from their mean; what was in flight, and the remainders of rounding, are dropped.
 
 What can go wrong: a replica is gone (the error is raised in ``optimizer.step()``, as DDP does in
-``backward``). A gradient scaler that skips the step of one replica alone: it counts fewer steps
-than the others, and is waited for at the end; use bf16.
+``backward``). Replicas that make other numbers of steps (a gradient scaler that skips the step of
+one alone, batches that end sooner): ahead of each exchange all say which one it is, behind how many
+steps, and where they differ all of them raise an error that names the replica.
 Rejected: waiting for an exchange before a snapshot (a save would last as long as the link is slow);
 all-reduce with the group's own backend (another sum with another number of buckets).
 """
@@ -48,7 +51,7 @@ import sys
 import weakref
 from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import Future
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -68,7 +71,7 @@ from outlast.fleet.averaging import (
     mean,
     own_blocks,
 )
-from outlast.fleet.fragments import Fragment, cut, trained
+from outlast.fleet.fragments import Fragment, cut, missing, trained
 from outlast.ledger.narrator import say
 from outlast.reduce.losses import waiting
 from outlast.reduce.same_bits import DDP, SameBits, among, ddp_around, unwrapped
@@ -79,8 +82,13 @@ INT8: Final = "int8"
 ALPHA: Final = 0.5  # with overlap, as published
 OWN: Final = "own"  # the key of the state that differs from replica to replica
 NOTHING: Final = -1  # no exchange is in flight
+Result = TypeVar("Result")
+
 _HELLO_BYTES: Final = 4096
+_ROUND, _SYNC, _CLOSE = "exchanges fragment {}", "is in sync()", "closes a round"
+_KINDS: Final = (_ROUND, _SYNC, _CLOSE)
 living: Final[weakref.WeakSet[LocalUpdates]] = weakref.WeakSet()  # in this process
+_counted: Final[weakref.WeakSet[torch.optim.Optimizer]] = weakref.WeakSet()  # whose steps we hear
 Mean = tuple[torch.Tensor, torch.Tensor | None]  # and what its rounding has left
 
 
@@ -94,6 +102,7 @@ class _Round:
         residual: (blocks, BLOCK): what rounding has taken from what was sent.
         residual_of_means: likewise from the means of this replica's part.
         launched: local step at which what is in flight was sent; ``NOTHING`` if nothing is.
+        applied_at: local step behind which all replicas went on from this anchor.
         coming: the mean that is in flight.
     """
 
@@ -114,6 +123,7 @@ class _Round:
         elif keeps:
             self.sent = torch.zeros_like(self.anchor)
         self.launched = NOTHING
+        self.applied_at = 0
         self.coming: Future[Mean] | None = None
 
     def own(self) -> dict[str, torch.Tensor]:
@@ -125,9 +135,20 @@ class _Round:
         }
         return {name: tensor for name, tensor in found.items() if tensor is not None}
 
-    def take(self) -> torch.Tensor:
+    def delta(self, *, began_there: bool) -> torch.Tensor:
+        """How far this replica has come: (n,), new memory.
+
+        Args:
+            began_there: it began from the anchor itself, as its parameters' dtypes could take it.
+                What they could not is the anchor's alone then, and not undone by the difference:
+                so outer steps below half a place of bf16 add up.
+        """
+        start = self.fragment.rounded(self.anchor) if began_there else self.anchor
+        return start - self.fragment.values()
+
+    def take(self, *, began_there: bool) -> torch.Tensor:
         """What is to be sent, as it is sent; what rounding takes from it is the new residual."""
-        delta = self.anchor - self.fragment.values()
+        delta = self.delta(began_there=began_there)
         if self.residual is None:
             made = delta
         else:
@@ -146,6 +167,15 @@ class _Round:
             return functools.partial(_mean_of, wire, sent, pace)
         feedback, num = self.residual_of_means.clone(), self.fragment.num_elements
         return functools.partial(_compressed_mean_of, wire, sent, feedback, pace, num)
+
+    def add_residuals(self, delta: torch.Tensor, rank: int, size: int) -> None:
+        """What rounding has held back goes with ``delta``, which is sent as it is."""
+        if self.residual is None or self.residual_of_means is None:
+            return
+        delta.add_(self.residual.view(-1)[: delta.numel()])
+        first = rank * self.residual_of_means.numel()
+        mine = delta[first : first + self.residual_of_means.numel()]  # the part that it owns
+        mine.add_(self.residual_of_means.view(-1)[: mine.numel()].mul(size))  # of the means
 
 
 class LocalUpdates:
@@ -210,6 +240,11 @@ class LocalUpdates:
         inner = unwrapped(model, [])
         parameters = trained(inner)
         _check_optimizer(optimizer, inner)
+        if optimizer in _counted:
+            raise ConfigError(
+                "this optimizer's steps are counted by an outlast.LocalUpdates already, and two "
+                "would average one after the other; make one for each optimizer"
+            )
         pieces = cut(parameters, fragments)
         self._model, self.optimizer = inner, optimizer
         self._every, self._overlap = every, overlap
@@ -226,7 +261,7 @@ class LocalUpdates:
         ]
         self.local_step = 0
         self._synced = NOTHING  # the local step at which all was exchanged last
-        self._is_anchored = False
+        self._is_anchored = self._has_stepped = False
         self.closed: dict[str, Any] | None = None
         self._meet(len(pieces), bandwidth)
         before, after = self._before_step, self._after_step
@@ -235,6 +270,7 @@ class LocalUpdates:
         optimizer.register_step_pre_hook(before)
         optimizer.register_step_post_hook(after)
         living.add(self)
+        _counted.add(optimizer)
 
     def trains(self, parameters: Collection[int]) -> bool:
         """Whether one of these parameters, by their ids, is the model's."""
@@ -244,18 +280,22 @@ class LocalUpdates:
         """Exchange all fragments now, in fp32, and go on from the anchor: all replicas are alike.
 
         For the end of training, or before an evaluation; all replicas call it after the same step.
-        What is in flight is applied first. A second call after the same step does nothing.
+        What is in flight is applied first. Of a fragment that was trained since its newest round
+        the anchor becomes the plain mean of the replicas: no round, and the outer momentum stays. A
+        second call after the same step does nothing.
 
         Raises:
             RuntimeError: another replica is gone.
+            ConfigError: another replica is behind another step.
         """
+        self._agree(_SYNC, NOTHING, self.local_step)
         if self._synced == self.local_step or not self._is_anchored:
             return
         writers.wait_for_copies()
         for each in self._rounds:
             if each.launched != NOTHING:
                 self._apply(each)
-        self._exchange_all([True] * self._wire.size, with_residuals=True)
+        self._to_mean([True] * self._wire.size, with_residuals=True)
         self._synced = self.local_step
 
     def state_dict(self) -> dict[str, Any]:
@@ -269,10 +309,12 @@ class LocalUpdates:
             "exchange": self._exchange,
             "rank": self._wire.rank,
             "num_replicas": self._wire.size,
+            "place": self._place,
             "local_step": self.local_step,
             "synced": self._synced,
             "is_anchored": self._is_anchored,
             "launched": [each.launched for each in self._rounds],
+            "applied_at": [each.applied_at for each in self._rounds],
             "anchor": [each.anchor for each in self._rounds],
             "momentum": [each.momentum for each in self._rounds],
             OWN: [each.own() for each in self._rounds],
@@ -282,15 +324,18 @@ class LocalUpdates:
         """Go on from a state; the model and the optimizer have theirs already. All replicas do.
 
         Raises:
-            StateMismatch: it is of another model, of other fragments, or of another exchange.
+            StateMismatch: it is of another model, of other fragments, or of another exchange; or of
+                replicas of several ranks that lay elsewhere.
         """
         self._check_state(state)
+        self._check_place(state)
         self.local_step, self._synced = int(state["local_step"]), int(state["synced"])
         self._is_anchored = bool(state["is_anchored"])
         for number, each in enumerate(self._rounds):
             each.anchor.copy_(state["anchor"][number])
             each.momentum.copy_(state["momentum"][number])
             each.launched, each.coming = NOTHING, None
+            each.applied_at = int(state["applied_at"][number])
             for tensor in each.own().values():
                 tensor.zero_()
         is_own = int(state["rank"]) == self._wire.rank
@@ -317,6 +362,9 @@ class LocalUpdates:
     # --- in the optimizer's step -----------------------------------------------------------------
 
     def _before_step(self, *_: Any) -> None:
+        if not self._has_stepped:
+            self._check_ddp(ddp_around([self._model]))  # it may have been wrapped since
+            self._has_stepped = True
         if not self._is_anchored:
             for each in self._rounds:
                 each.anchor.copy_(each.fragment.values())
@@ -329,16 +377,35 @@ class LocalUpdates:
         for each in self._rounds:
             if each.launched != NOTHING and each.launched + self._overlap <= now:
                 self._apply(each)
-        for number, each in enumerate(self._rounds):
-            phase = number * self._every // len(self._rounds)
-            if now % self._every == phase and each.launched == NOTHING:
-                self._launch(each, each.take(), now)
-                if not self._overlap:
-                    self._apply(each)
+        due = [
+            each
+            for number, each in enumerate(self._rounds)
+            if now % self._every == number * self._every // len(self._rounds)
+            and each.launched == NOTHING
+        ]
+        if due:
+            self._check_trained()
+        for each in due:
+            self._launch(each, each.take(began_there=self._begins_at_anchor), now)
+            if not self._overlap:
+                self._apply(each)
+
+    @property
+    def _begins_at_anchor(self) -> bool:
+        """Whether replicas go on from the anchor itself, and not from a mixture with their own."""
+        return not self._alpha
+
+    def _check_trained(self) -> None:
+        """See that what is trained now is what was when the fragments were cut."""
+        _check_optimizer(self.optimizer, self._model)
+        if found := missing(self._model, [each.fragment for each in self._rounds]):
+            raise ConfigError(found)
 
     def _launch(self, each: _Round, sent: torch.Tensor, now: int) -> None:
         each.launched = now
-        each.coming = self._lane.submit(each.asked(self._wire, sent, self._pace))
+        exchange = each.asked(self._wire, sent, self._pace)
+        words = _ROUND, self._rounds.index(each), now
+        each.coming = self._lane.submit(functools.partial(_agreed, self._wire, words, exchange))
 
     def _apply(self, each: _Round) -> None:
         coming = each.coming
@@ -349,6 +416,7 @@ class LocalUpdates:
             each.residual_of_means.copy_(left)
         self._move(each, gradient)
         each.fragment.take(each.anchor, self._alpha)
+        each.applied_at = self.local_step
 
     def _move(self, each: _Round, gradient: torch.Tensor) -> None:
         """The outer optimizer's step; uses the gradient up."""
@@ -363,25 +431,39 @@ class LocalUpdates:
 
     # --- all fragments at once -------------------------------------------------------------------
 
-    def _exchange_all(self, who: list[bool], *, with_residuals: bool) -> None:
+    def _to_mean(self, who: list[bool], *, with_residuals: bool) -> bool:
+        """Of each fragment that was trained since its newest round, the mean is the anchor now.
+
+        The outer optimizer has no part in it: it is no round, and its momentum is of rounds.
+
+        Returns:
+            Whether there was one.
+        """
+        found = False
         for each in self._rounds:
-            delta = each.anchor - each.fragment.values()
-            if with_residuals and each.residual is not None:
-                delta.add_(each.residual.view(-1)[: delta.numel()])
+            is_trained = each.applied_at < self.local_step or not self._begins_at_anchor
+            if not is_trained or not any(who):
+                continue
+            found = True
+            delta = each.delta(began_there=self._begins_at_anchor)
+            if with_residuals:
+                each.add_residuals(delta, self._wire.rank, self._wire.size)
+            act = functools.partial(mean, self._wire, delta, who, self._pace)
+            each.anchor.sub_(self._wait_for(self._lane.submit(act)))
             for tensor in each.own().values():
                 tensor.zero_()
-            if any(who):
-                act = functools.partial(mean, self._wire, delta, who, self._pace)
-                self._move(each, self._wait_for(self._lane.submit(act)))
             each.fragment.take(each.anchor)
+            each.applied_at = self.local_step
+        return found
 
     def _close_round(self, before: int, *, is_own: bool) -> None:
         """A state of another number of replicas: those that have their own parameters end it."""
+        self._agree(_CLOSE, NOTHING, self.local_step)
         who = [bool(one) for one in self._told(torch.tensor([is_own], dtype=torch.uint8))]
-        if not self._is_whole_job:  # ranks of one replica must do the same, and cannot ask here
-            who = [False] * len(who)
-        self._exchange_all(who, with_residuals=False)
-        counted = [rank for rank, one in enumerate(who) if one]
+        is_trained = self._to_mean(who, with_residuals=False)
+        for each in self._rounds:
+            each.fragment.take(each.anchor)  # a newcomer's, whoever else has it already
+        counted = [rank for rank, one in enumerate(who) if one and is_trained]
         self.closed = {
             "local_step": self.local_step,
             "from_replicas": before,
@@ -400,13 +482,18 @@ class LocalUpdates:
     def _connect(self, group: Any) -> ReplicaWire:
         wire = GroupWire(group)
         is_there = dist.is_available() and dist.is_initialized()
-        self._is_whole_job = not is_there or wire.size == dist.get_world_size()
+        self._place = {
+            "rank": dist.get_rank() if is_there else wire.rank,
+            "world_size": dist.get_world_size() if is_there else wire.size,
+            "replicas": list(wire.ranks),
+        }
         return wire
 
     def _check_ddp(self, wrappers: Sequence[torch.nn.Module]) -> None:
         for each in wrappers:
             ranks = dist.get_process_group_ranks(each.process_group) if _is_ddp(each) else []
-            if len(set(ranks) & set(self._wire.ranks)) > 1:
+            ours = self._wire.ranks
+            if len(set(ranks) & set(ours)) > 1:
                 raise ConfigError(
                     "the model is wrapped in DistributedDataParallel over the replicas: gradients "
                     "would be averaged in every step, and once more by outlast.LocalUpdates; give "
@@ -457,6 +544,13 @@ class LocalUpdates:
                     "the same weights on all, or call outlast.LocalUpdates once they are loaded"
                 )
 
+    def _agree(self, kind: str, fragment: int, step: int) -> None:
+        """See that all replicas do the same now."""
+        words = kind, fragment, step
+        act = functools.partial(_agreed, self._wire, words, lambda: None)
+        if self._wire.size > 1:
+            self._wait_for(self._lane.submit(act))
+
     def _told(self, row: torch.Tensor) -> torch.Tensor:
         """All replicas' rows, for each of them."""
         if self._wire.size == 1:
@@ -489,6 +583,57 @@ class LocalUpdates:
                     f"{mine!r} now); build LocalUpdates as it was, or start a new job with "
                     "another --dir"
                 )
+
+    def _check_place(self, state: Mapping[str, Any]) -> None:
+        """Replicas of several ranks: nobody could tell whose parameters are whose elsewhere."""
+        then: Mapping[str, Any] = state["place"]
+        now: Mapping[str, Any] = self._place
+        are_one_rank_each = all(len(one["replicas"]) == one["world_size"] for one in (then, now))
+        if are_one_rank_each or then == now:
+            return
+        words = [
+            f"rank {one['rank']} of {one['world_size']} with replicas on ranks {one['replicas']}"
+            for one in (then, now)
+        ]
+        raise StateMismatch(
+            f"the state of local updates is that of {words[0]}, and this is {words[1]}: replicas "
+            "of several ranks (group=) resume on the same ranks alone; start as many as before in "
+            "the same groups, or start a new job with another --dir"
+        )
+
+
+def _agreed(wire: ReplicaWire, words: tuple[str, int, int], act: Callable[[], Result]) -> Result:
+    """Make an exchange, once all replicas have said that it is the same one that they make.
+
+    Args:
+        wire: to the others.
+        words: kind of it, fragment, local step.
+        act: makes it.
+
+    Raises:
+        ConfigError: another replica makes another one.
+    """
+    if wire.size > 1:
+        kind, fragment, step = words
+        mine = torch.tensor([_KINDS.index(kind), fragment, step]).view(torch.uint8)
+        rows = torch.empty(wire.size, len(mine), dtype=torch.uint8)
+        wire.collect(rows, mine)
+        said = [tuple(one) for one in rows.view(torch.int64).tolist()]
+        usual = max(said, key=said.count)  # the first of those that are said most often
+        other = next((rank for rank, one in enumerate(said) if one != usual), None)
+        if other is not None:
+            raise ConfigError(
+                f"replica {other} {_in_words(said[other])}, and replica {said.index(usual)} "
+                f"{_in_words(usual)}: replicas must make the same number of the optimizer's steps; "
+                "give all as many batches, skip a step on all or on none (a GradScaler skips on "
+                "one alone: use bf16), and call sync() on all"
+            )
+    return act()
+
+
+def _in_words(said: tuple[int, int, int]) -> str:
+    kind, fragment, step = said
+    return f"{_KINDS[kind].format(fragment)} behind its step {step}"
 
 
 def _mean_of(wire: ReplicaWire, sent: torch.Tensor, pace: BandwidthLimit) -> Mean:

@@ -51,6 +51,18 @@ from outlast.reduce.exchange import (
 from outlast.reduce.losses import waiting
 
 
+def rescale(result: torch.Tensor, num_shards: int, num_made: int) -> None:
+    """A mean over ``num_made`` of what was divided by ``num_shards``, rounded once.
+
+    By one factor, in fp32 whatever the dtype: sums over all shards may be too large for fp16.
+    """
+    factor = num_shards / num_made
+    if result.dtype in (torch.float16, torch.bfloat16):
+        result.copy_(result.to(torch.float32).mul_(factor))
+    else:
+        result.mul_(factor)
+
+
 class ModelGradients:
     """The trained parameters of one model.
 
@@ -162,7 +174,7 @@ class ModelGradients:
     def scale(self, num_shards: int, num_made: int) -> None:
         """Make means over ``num_made`` shards of sums that were divided by ``num_shards``."""
         for bucket in self._buckets:
-            bucket.result.mul_(num_shards).div_(num_made)
+            rescale(bucket.result, num_shards, num_made)
 
     def give_up(self) -> None:
         """The step has no sums."""
@@ -561,5 +573,5 @@ class _Averages:
             means |= zip(indices, bucket.results, strict=True)
         self._exchange.finish()
         for bucket in self._buckets if num_made else ():
-            bucket.result.mul_(self._plan.num_shards).div_(num_made)
+            rescale(bucket.result, self._plan.num_shards, num_made)
         return [means[index] for index in range(self._num_tensors)]

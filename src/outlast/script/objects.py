@@ -619,10 +619,12 @@ class Lazy:
                 continue
             starts.append(f"{key}.{local_updates.OWN}.")
             for other, one in objects.items():
-                is_model = isinstance(one, torch.nn.Module) and value.trains(
-                    {id(parameter) for parameter in one.parameters()}
-                )
-                if is_model or one is value.optimizer:
+                held: Iterable[torch.Tensor] = ()
+                if isinstance(one, torch.nn.Module):
+                    held = one.parameters()
+                elif isinstance(one, torch.optim.Optimizer):  # not only the one that is counted
+                    held = parameters_of(one)
+                if value.trains(set(map(id, held))):
                     starts.append(f"{other}.")
         return [name for name in tensors if name.startswith(tuple(starts))] if starts else []
 
@@ -680,9 +682,10 @@ class States:
         """What is saved of ``state``, which ``objects`` gave, after ``step``."""
         data: dict[str, Any] = {}
         tensors: dict[str, torch.Tensor] = {}
-        optimizers = self._lazy.optimizers if self._lazy is not None else ()
         for key, value in state.items():
-            if kind == FULL or key not in optimizers:
+            # Weights alone: neither optimizers nor what local updates keep beside the model.
+            is_weight = not isinstance(objects.get(key), torch.optim.Optimizer | LocalUpdates)
+            if kind == FULL or is_weight:
                 data[key], found = self._flatten(value, key)
                 tensors |= found
         if self._lazy is None or (kind == FULL and self._lazy.tensors != list(tensors)):

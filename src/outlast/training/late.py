@@ -17,7 +17,7 @@ usual ones, whatever the number of workers.
 
 What can go wrong: what takes a worker long outside of its shards (an evaluation, the optimizer) is
 not seen. On a GPU shards are timed by its own clock, and what is heard is acted on a step later;
-with "drop" the host waits for the device at each shard's end.
+the host waits for the device where shares change, and with "drop" at each shard's end.
 
 Rejected: changes that hold at once (batches loaded ahead would be thrown away, and loaded again).
 """
@@ -50,6 +50,11 @@ TOLD_S: Final = 10.0  # between two lines of the ledger on what was dropped, at 
 TOLD_MOST_S: Final = 600.0
 BOTH: Final = (
     "outlast.SameBits in place of DDP, and outlast.data.Loader(dataset, global_batch=B, shards=V)"
+)
+
+BY_HAND: Final = (
+    'workers.late is "{}", and late workers are waited for in steps whose outlast.data.Shards are '
+    "made by hand: nobody else could make them; take those that outlast.data.Loader hands out"
 )
 
 
@@ -115,6 +120,11 @@ class _HeardRows:
     def __init__(self) -> None:
         self._open: tuple[torch.Tensor, Any] | None = None
 
+    @staticmethod
+    def now(rows: torch.Tensor) -> list[list[float]]:
+        """This step's own, with a wait for the device."""
+        return list(rows.tolist())
+
     def read(self, rows: torch.Tensor) -> list[list[float]]:
         """The newest rows that are there without a wait; [] for none."""
         if rows.device.type == "cpu":
@@ -153,7 +163,7 @@ class LateRanks:
         self._loader: Loader | None = None
         self._judge: LateJudge | None = None
         self._why_not = ""
-        self._is_told = self._is_aside = False
+        self._is_told = self._is_told_of_hands = self._is_aside = False
         self._watch = _HostStopwatch()
         self._heard = _HeardRows()
         self._limit_s: float | None = None
@@ -187,16 +197,22 @@ class LateRanks:
             self._write(is_end=True)
 
     def _begin(self, loader: Loader) -> None:
-        assert self._model is not None and loader.shards  # noqa: S101, PT018 - nothing is missing
-        usual = usual_counts(loader.shards, self._link.world_size)
+        assert self._model is not None  # noqa: S101 - nothing is missing
         if loader.number not in self._judges:  # a session before may have left it other shares
-            self._judges[loader.number] = LateJudge(
-                usual, answer=self._answer, factor=self._factor, counts=loader.newest_shares
-            )
+            self._judges[loader.number] = self._new_judge(loader)
         self._loader, self._judge = loader, self._judges[loader.number]
         device = self._model.device
         self._watch = _DeviceStopwatch(device) if device.type == "cuda" else _HostStopwatch()
         self._heard = _HeardRows()
+
+    def _new_judge(self, loader: Loader) -> LateJudge:
+        assert loader.shards  # noqa: S101 - nothing is missing
+        return LateJudge(
+            usual_counts(loader.shards, self._link.world_size),
+            answer=self._answer,
+            factor=self._factor,
+            counts=loader.newest_shares,
+        )
 
     def _missing(self, bits: Bits, loader: Any) -> str:
         """Why nothing can be done about a late worker here; "" if it can."""
@@ -232,6 +248,10 @@ class LateRanks:
         """The first shard of ``batch`` is about to be handed out."""
         loader, judge = self._loader, self._judge
         self._is_aside = over.is_void or (loader is not None and batch.loader != loader.number)
+        if loader is not None and not batch.loader and not self._is_told_of_hands:
+            self._is_told_of_hands = True
+            if not self._link.rank:
+                say(BY_HAND.format(self._answer))
         self._made, self._limit_s = 0, None
         if judge is not None and self.may_leave_out and not self._is_aside:
             self._limit_s = judge.limit_s(self._link.rank)
@@ -254,7 +274,9 @@ class LateRanks:
         kind = _KINDS[WAIT] if self._judge is None else _KINDS[self._answer]
         loader = self._loader
         if loader is None or self._is_aside:
-            return [_ASIDE if self._is_aside else kind, self._factor, *[0.0] * 4]
+            loaded_to = 0.0 if loader is None else float(loader.loaded_to)
+            kind = _ASIDE if self._is_aside else kind
+            return [kind, self._factor, 0.0, 0.0, loaded_to, 0.0]
         assert self._model is not None  # noqa: S101 - it has a loader
         spent = self._watch.end(self._made, loader.waited_s)
         times = (spent.seconds, float(spent.made), float(loader.loaded_to))
@@ -276,9 +298,13 @@ class LateRanks:
         change = self._judge.change() if self._answer == MOVE else None
         if change is None:
             return
-        # On a GPU this was said a step ago, and one more batch was asked for since.
-        behind = 0 if rows.device.type == "cpu" else self._loader.global_batch
-        start = max(int(row[4]) for row in said) + behind
+        # On a GPU what was read is a step old, and nobody knows how much was loaded since by whom
+        # (batches may be passed over): so this once all wait for what was said in this step.
+        loaded_to = [int(row[4]) for row in self._heard.now(rows)]
+        if min(loaded_to) <= 0:  # somebody has no loader any more: nobody changes anything
+            self._judge = self._judges[self._loader.number] = self._new_judge(self._loader)
+            return
+        start = max(loaded_to)
         self._loader.share_out(start, change.counts)
         self._moved(change, (start - self._loader.position) // self._loader.global_batch)
 

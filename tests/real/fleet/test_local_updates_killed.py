@@ -77,5 +77,6 @@ def test_replicas_of_several_ranks(floor, tmp_path):
     for one in found:
         assert "gradients would be averaged in every step" in one["ddp"]
         assert "gradients would be averaged in every step" in one["inside"]
+        assert "gradients would be averaged in every step" in one["later"]
         assert "as weight is (FSDP2 or tensor parallel)" in one["fsdp2"]
-        assert not any("\n" in one[name] for name in ("ddp", "inside", "fsdp2"))
+        assert not any("\n" in one[name] for name in ("ddp", "inside", "later", "fsdp2"))

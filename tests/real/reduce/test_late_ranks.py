@@ -13,7 +13,7 @@ from floor import SCRIPTS, TRAIN, Floor, Job, free_port, until
 
 SCRIPT = SCRIPTS / "same_bits.py"
 WORLD, SHARDS, SAMPLES = 3, 12, 24
-KNOWN = 120  # steps of the undisturbed run
+KNOWN = 120  # steps of the undisturbed run, at first
 MOST = 2000
 SLOW = ("--shard-pause", 0.01, "--slow", 1, "--slow-pause", 0.04)
 
@@ -22,16 +22,31 @@ def command(job, steps=MOST):
     return (SCRIPT, job.records, steps, "--shards", SHARDS, "--hashes")
 
 
+class Undisturbed:
+    """What one worker alone comes to, as many steps of it as anybody asks for."""
+
+    def __init__(self, directories):
+        self._directories = directories
+        self._known = {}
+
+    def until(self, last):
+        """Step → what was recorded of it, up to ``last`` at least."""
+        if last not in self._known:
+            steps = max(KNOWN, 2 * len(self._known), last)
+            job = Job(self._directories.mktemp("undisturbed") / "job", 1)
+            floor = Floor(self._directories.mktemp("floor"))
+            try:
+                more = ("--every", "5000 steps")
+                ended(floor.ranks(1, *command(job, steps), *more, env=job.env))
+            finally:
+                floor.close()
+            self._known = {line["step"]: line for line in job.lines()}
+        return self._known
+
+
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory):
-    """Step → what one worker alone comes to."""
-    floor = Floor(tmp_path_factory.mktemp("floor"))
-    job = Job(tmp_path_factory.mktemp("undisturbed") / "job", 1)
-    try:
-        ended(floor.ranks(1, *command(job, KNOWN), "--every", "500 steps", env=job.env))
-        return {line["step"]: line for line in job.lines()}
-    finally:
-        floor.close()
+    return Undisturbed(tmp_path_factory)
 
 
 class LateJob(Job):
@@ -77,8 +92,9 @@ def check(job, undisturbed, world=WORLD):
     """Each step's samples, losses and weights are those of the undisturbed run, on all ranks."""
     steps = job.by_rank()
     assert list(steps) == list(range(1, len(steps) + 1))
+    alone = undisturbed.until(len(steps))
     for step, of in steps.items():
-        expected = undisturbed[step]
+        expected = alone[step]
         assert [one for rank in sorted(of) for one in of[rank]["ids"]] == expected["ids"], step
         for name in ("loss", "hash"):
             assert {line[name] for line in of.values()} == {expected[name]}, (step, name)
@@ -114,10 +130,12 @@ def test_what_a_late_worker_does_not_make_is_in_no_sum_and_is_told(floor, tmp_pa
     job.wait_for("late_dropped", lambda one: "1" in one["samples"], ranks)
     job.stop(ranks)
     missing = [0] * WORLD
-    for step, of in job.by_rank().items():
+    steps = job.by_rank()
+    alone = undisturbed.until(max(steps))
+    for step, of in steps.items():
         part = SAMPLES // WORLD
         for rank, ids in enumerate(made(of)):
-            due = undisturbed[step]["ids"][rank * part : (rank + 1) * part]
+            due = alone[step]["ids"][rank * part : (rank + 1) * part]
             assert ids == due[: len(ids)]  # what is missing are its last ones, never all of them
             assert ids
             missing[rank] += len(due) - len(ids)
@@ -150,7 +168,8 @@ def test_shares_that_had_moved_make_no_difference_to_a_resume(floor, tmp_path, u
     job.stop(again)
     assert job.final()["resumed"]
     assert job.events("resumed")[-1]["step"] >= away["from_step"]
-    expected = {step: line["hash"] for step, line in undisturbed.items()}
+    last = max(line["step"] for rank in range(WORLD) for line in job.lines(rank))
+    expected = {step: line["hash"] for step, line in undisturbed.until(last).items()}
     for rank in range(WORLD):
         assert all(line["hash"] == expected[line["step"]] for line in job.lines(rank))
     assert job.audit()["proved"]
@@ -172,7 +191,7 @@ def test_workers_that_do_not_all_take_part_wait_and_say_who(floor, tmp_path, und
     assert words in ranks[0].err
     for rank in range(2):
         assert [line["hash"] for line in job.lines(rank)] == [
-            undisturbed[step]["hash"] for step in range(1, 9)
+            undisturbed.until(8)[step]["hash"] for step in range(1, 9)
         ]
 
 

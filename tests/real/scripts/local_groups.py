@@ -33,6 +33,19 @@ def refused(model, group=None):
     return ""
 
 
+def refused_later(model):
+    """It is wrapped once LocalUpdates is there; the error comes in the first step."""
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    outlast.LocalUpdates(model, optimizer, every=3)
+    wrapped = DistributedDataParallel(model)
+    wrapped(torch.ones(1, 8)).sum().backward()
+    try:
+        optimizer.step()
+    except outlast.ConfigError as error:
+        return str(error)
+    return ""
+
+
 def leave_in_flight(group):
     """The process ends while an exchange is in flight, and pauses for its bandwidth."""
     net = nn.Linear(100, 100)
@@ -68,6 +81,7 @@ def main():
         "local_step": local.local_step,
         "ddp": refused(everybody),
         "inside": refused(everybody.module),
+        "later": refused_later(nn.Linear(8, 8)),
         "fsdp2": refused(sharded, across),
     }
     (RECORDS / f"groups-{rank}.json").write_text(json.dumps(text))

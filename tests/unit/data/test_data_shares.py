@@ -77,14 +77,17 @@ def test_what_all_are_handed_is_the_batch_whoever_loads_it_and_however_far_ahead
         one.close()
 
 
-def test_a_place_that_is_loaded_already_is_no_place_for_a_change():
+def test_what_is_loaded_ahead_keeps_its_shares():
     loader = made(0, num_workers=1)
     batches = iter(loader)
     next(batches)
     assert loader.loaded_to > loader.position
-    with pytest.raises(AssertionError):
-        loader.share_out(loader.position, (3, 0, 3))
+    start = loader.loaded_to
+    loader.share_out(start, (3, 0, 3))
+    found = [next(batches) for _ in range(6)]
     batches.close()
+    assert [len(one) for one in found] == [2 if one.position < start else 3 for one in found]
+    assert next(one.counts for one in found if one.position >= start) == (3, 0, 3)
 
 
 def test_another_number_of_workers_has_the_usual_shares_again():
@@ -141,10 +144,10 @@ def test_what_is_dropped_is_in_the_record_and_not_among_the_steps_ids():
     found = history(record(feeds_of(), 6, dropped={(3, 1): 2, (5, 0): 2, (5, 2): 4}.items()), 6)
     verdict = found.verdict()
     assert verdict.proved
-    assert [(one.step, one.position, one.num) for one in verdict.dropped] == [
-        (3, 2 * BATCH + 6, 2),
-        (5, 4 * BATCH + 2, 2),
-        (5, 4 * BATCH + 8, 4),
+    assert [(one.step, one.last_step, one.offset, one.num) for one in verdict.dropped] == [
+        (3, 3, 6, 2),
+        (5, 5, 2, 2),
+        (5, 5, 8, 4),
     ]
     assert verdict.num_dropped == 8
     ids = whole.ids(3)
@@ -164,18 +167,40 @@ def test_what_a_step_that_is_not_completed_has_dropped_is_forgotten():
     assert [one.num for one in read_record(other.state()).dropped] == [2]
 
 
-def test_more_than_can_be_listed_is_counted():
-    steps = DROPPED_MAX + 5
-    found = history(
-        record(feeds_of(1), steps, dropped=[((n + 1, 0), 2) for n in range(steps)]), steps
-    )
+def test_more_runs_than_can_be_listed_are_counted():
+    steps = 2 * DROPPED_MAX + 5
+    dropped = [((n + 1, 0), 2) for n in range(0, steps, 2)]  # none follows another
+    found = history(record(feeds_of(1), steps, dropped=dropped), steps)
     verdict = found.verdict()
     assert verdict.proved
     assert len(verdict.dropped) == DROPPED_MAX
-    assert verdict.num_dropped == 2 * steps
-    assert len(found.ids(DROPPED_MAX)) == BATCH - 2
+    assert verdict.num_dropped == 2 * len(dropped)
+    assert len(found.ids(2 * DROPPED_MAX - 1)) == BATCH - 2
     with pytest.raises(ValueError, match="too many samples of late workers"):
-        found.ids(DROPPED_MAX + 1)
+        found.ids(2 * DROPPED_MAX + 1)
+
+
+def test_a_worker_that_is_late_for_long_is_one_entry():
+    """Also where its record went through a checkpoint meanwhile."""
+    steps, shard = DROPPED_MAX + 9, BATCH // SHARDS
+    feeds = feeds_of()
+    late = {(n, 1): shard for n in range(3, steps)}
+    late |= {(steps, 1): 2 * shard}
+    states = record(feeds, steps, dropped=late.items())
+    whole = history(record(feeds_of(1), steps), steps)
+    found = history(states, steps)
+    assert [(one.step, one.last_step, one.num) for one in found.verdict().dropped] == [
+        (3, steps - 1, shard),
+        (steps, steps, 2 * shard),
+    ]
+    assert found.verdict().num_dropped == shard * (steps - 1)
+    part = BATCH // WORLD
+    for step, num in ((2, 0), (3, shard), (steps - 1, shard), (steps, 2 * shard)):
+        ids = whole.ids(step)
+        assert found.ids(step) == ids[: 2 * part - num] + ids[2 * part :]
+    other = Trail()
+    other.restore(states[0], states)
+    assert read_record(other.state()).dropped == found.verdict().dropped
 
 
 def test_another_pass_over_the_same_batch_counts_once():

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from outlast import LocalUpdates
-from outlast.checkpoint.manifest import FULL
+from outlast.checkpoint.manifest import FULL, WEIGHTS
 from outlast.config import load
 from outlast.errors import ConfigError
 from outlast.script.objects import Objects, States
@@ -54,6 +54,36 @@ def test_it_is_named_with_its_model_and_its_optimizer(made):
     ):
         with pytest.raises(ConfigError, match="name all three"):
             Objects(lacking)
+
+
+def test_every_optimizer_of_its_model_is_each_replicas_own(made, tmp_path):
+    model, optimizer, local = made
+    beside = torch.optim.SGD(model[0].parameters(), lr=0.1, momentum=0.9)
+    elsewhere = nn.Linear(2, 2)
+    other = torch.optim.SGD(elsewhere.parameters(), lr=0.1, momentum=0.9)
+    step(model, optimizer)
+    beside.step()
+    elsewhere(torch.ones(1, 2)).sum().backward()
+    other.step()
+    named = {"model": model, "elsewhere": elsewhere, "beside": beside, "other": other}
+    objects = Objects({**named, "optimizer": optimizer, "local": local})
+    saved = States(load({"dir": tmp_path})).of(1, objects.stateful, objects.capture(), FULL)
+    starts = {name.partition(".")[0] for name in saved.own}
+    assert starts == {"model", "beside", "optimizer", "local"}
+    assert any(name.startswith("other.") for name in saved.tensors)
+
+
+def test_weights_alone_have_none_of_it(made, tmp_path):
+    """Whichever save comes first."""
+    model, optimizer, local = made
+    step(model, optimizer)
+    objects = Objects({"model": model, "optimizer": optimizer, "local": local})
+    states = States(load({"dir": tmp_path}))
+    for kind in (WEIGHTS, FULL, WEIGHTS):
+        saved = states.of(1, objects.stateful, objects.capture(), kind)
+        keys = {name.partition(".")[0] for name in saved.tensors}
+        assert keys == ({"model"} if kind == WEIGHTS else {"model", "optimizer", "local"})
+        assert saved.data.keys() == keys
 
 
 def test_models_without_it_are_as_before(made, tmp_path):

@@ -329,9 +329,10 @@ def test_another_number_of_replicas_closes_the_round(replicas, name, before, now
         local = LocalUpdates(model, optimizer, **case)
         load(saved[rank] if rank < before else saved[0], model, optimizer, local)
         found = copy.deepcopy(model.state_dict())
+        speed = torch.cat(local.state_dict()["momentum"]).clone()
         for step in range(steps, 11):
             train(model, optimizer, rank, step)
-        return dict(found), local.closed, local.local_step
+        return dict(found), speed, local.closed, local.local_step
 
     stayed = min(before, now)
     old = [torch.load(io.BytesIO(one)) for one in saved[:stayed]]
@@ -340,11 +341,10 @@ def test_another_number_of_replicas_closes_the_round(replicas, name, before, now
     mean = anchor - flat[0]
     for each in flat[1:]:
         mean = mean + (anchor - each)
-    mean = mean / stayed
-    speed = 0.9 * speed + mean
-    wanted = anchor - 0.7 * (mean + 0.9 * speed)
+    wanted = anchor - mean / stayed  # and no outer step: it was no round
     done = replicas.run(now, script)
-    for found, closed, local_step in done:
+    for found, kept, closed, local_step in done:
+        assert kept.equal(speed)
         assert torch.cat([value.view(-1) for value in found.values()]).equal(wanted)
         assert closed == {
             "local_step": steps,
@@ -354,6 +354,117 @@ def test_another_number_of_replicas_closes_the_round(replicas, name, before, now
         }
         assert local_step == 11
     assert f"{now} replicas in place of {before}" in capsys.readouterr().err
+
+
+PLAIN = {"outer_lr": 1.0, "outer_momentum": 0.0, "nesterov": False}
+
+
+def parts_of(local):
+    state = local.state_dict()
+    return copy.deepcopy({name: state[name] for name in ("anchor", "momentum", "own")})
+
+
+@pytest.mark.parametrize("name", ["DiLoCo", "int8", "all but given up"])
+def test_sync_right_behind_a_round_moves_nothing(replicas, name):
+    def script(rank):
+        model, optimizer = build()
+        local = LocalUpdates(model, optimizer, **CASES[name])
+        for step in range(8):
+            train(model, optimizer, rank, step)
+        if local._overlap:  # which is what ends the overlap
+            local._apply(local._rounds[0])
+        before = copy.deepcopy(model.state_dict()), parts_of(local)
+        local.sync()
+        return before, (copy.deepcopy(model.state_dict()), parts_of(local))
+
+    for before, behind in replicas.run(3, script):
+        assert same(dict(before[0]), dict(behind[0]))
+        assert same(before[1], behind[1])
+        assert before[1]["momentum"][0].abs().max() > 0
+
+
+def test_sync_within_a_round_is_the_mean_and_no_outer_step(replicas):
+    def script(rank):
+        model, optimizer = build()
+        local = LocalUpdates(model, optimizer, 4)
+        for step in range(6):
+            train(model, optimizer, rank, step)
+        before = copy.deepcopy(model.state_dict()), parts_of(local)
+        local.sync()
+        behind = parts_of(local)
+        for step in range(6, 8):  # the round's end, of two steps
+            train(model, optimizer, rank, step)
+        return before, copy.deepcopy(model.state_dict()), behind, local.local_step
+
+    done = replicas.run(3, script)
+    flat = [torch.cat([one.view(-1) for one in before[0].values()]) for before, *_ in done]
+    anchor, speed = (done[0][0][1][key][0] for key in ("anchor", "momentum"))
+    total = (anchor - flat[0]) + (anchor - flat[1]) + (anchor - flat[2])
+    wanted = anchor - total / 3
+    torch.testing.assert_close(wanted, (flat[0] + flat[1] + flat[2]) / 3)
+    for _, model, behind, _ in done:
+        assert behind["anchor"][0].equal(wanted)
+        assert behind["momentum"][0].equal(speed)
+        assert same(dict(model), dict(done[0][1]))
+
+
+def test_another_number_of_replicas_right_behind_a_round_moves_nothing(replicas):
+    case = CASES["DiLoCo"]
+    saved = saved_by(replicas, 3, case, 8)
+
+    def script(rank):
+        model, optimizer = build(5)
+        local = LocalUpdates(model, optimizer, **case)
+        load(saved[rank], model, optimizer, local)
+        return copy.deepcopy(model.state_dict()), parts_of(local), local.closed["averaged"]
+
+    old = torch.load(io.BytesIO(saved[0]))
+    for model, parts, averaged in replicas.run(2, script):
+        assert same(dict(model), dict(old["model"]))
+        assert same(parts["momentum"], old["local"]["momentum"])
+        assert not averaged
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_outer_steps_below_half_a_place_add_up(replicas, dtype):
+    rounds = 12
+
+    def script(rank):
+        model = nn.ParameterList([nn.Parameter(torch.ones(3, dtype=dtype))])
+        optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+        local = LocalUpdates(model, optimizer, 1, **{**PLAIN, "outer_lr": 0.25})
+        place = torch.finfo(dtype).eps
+        for _ in range(rounds):
+            model[0].grad = torch.full_like(model[0], -place)
+            optimizer.step()
+        return model[0].detach(), local.state_dict()["anchor"][0], place
+
+    for parameter, anchor, place in replicas.run(2, script):
+        wanted = torch.full((3,), 1 + rounds * place / 4)
+        assert anchor.equal(wanted)
+        assert parameter.equal(wanted.to(dtype))
+
+
+def test_sync_sends_what_int8_has_held_back(replicas):
+    """Of what each replica sent, and of the means."""
+    rounds, small = 3, [1.0, 0.0, 0.0]
+
+    def script(rank):
+        model = nn.ParameterList([nn.Parameter(torch.zeros(600))])
+        optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+        local = LocalUpdates(model, optimizer, 2, exchange="int8", **PLAIN)
+        made = torch.full((600,), small[rank])
+        made[::256] = 127.0
+        for _ in range(2 * rounds + 1):
+            model[0].grad = -made
+            optimizer.step()
+        local.sync()
+        return model[0].detach()
+
+    for found in replicas.run(3, script):
+        wanted = torch.full((600,), (2 * rounds + 1) / 3)
+        wanted[::256] = 127.0 * (2 * rounds + 1)
+        torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-3)
 
 
 def test_weights_that_are_loaded_later_are_the_anchor(replicas):
@@ -462,6 +573,89 @@ def test_a_replica_that_was_changed_by_itself_is_found(replicas):
 
     with pytest.raises(ConfigError, match="replicas 0 and 1 differ before their first step"):
         replicas.run(2, script)
+
+
+def stopped(replicas, size, script):
+    with pytest.raises(ConfigError) as caught:
+        replicas.run(size, script)
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+@pytest.mark.parametrize("overlap", [0, 1])
+def test_replicas_with_other_numbers_of_steps_are_named(replicas, overlap):
+    """As a gradient scaler, or batches that end sooner, make them."""
+
+    def script(rank):
+        model, optimizer = build()
+        local = LocalUpdates(model, optimizer, 4, fragments=2, overlap=overlap)
+        for step in range(9 - (rank == 1)):
+            train(model, optimizer, rank, step)
+        local.sync()
+
+    told = stopped(replicas, 3, script)
+    assert "replica 1 is in sync() behind its step 8" in told
+    assert "replica 0 is in sync() behind its step 9" in told
+
+
+def test_a_replica_that_has_ended_meets_a_round_of_the_others(replicas):
+    def script(rank):
+        model, optimizer = build()
+        local = LocalUpdates(model, optimizer, 4)
+        for step in range(8 if rank else 7):
+            train(model, optimizer, rank, step)
+        local.sync()
+
+    told = stopped(replicas, 3, script)
+    assert "replica 0 is in sync() behind its step 7" in told
+    assert "exchanges fragment 0 behind its step 8" in told
+
+
+def test_what_is_trained_later_is_refused_at_the_next_exchange(replicas):
+    def later(change, *, frozen=()):
+        def script(rank):
+            model, optimizer = build()
+            for name in frozen:
+                model.get_parameter(name).requires_grad_(False)
+            LocalUpdates(model, optimizer, 3)
+            train(model, optimizer, rank, 0)
+            change(model, optimizer)
+            train(model, optimizer, rank, 1)
+            train(model, optimizer, rank, 2)
+
+        return stopped(replicas, 2, script)
+
+    thawed = later(lambda model, _: model.requires_grad_(True), frozen=["2.bias"])
+    assert "2.bias requires a gradient now" in thawed
+    frozen = later(lambda model, _: model[0].bias.requires_grad_(False))
+    assert "0.bias does not require a gradient any more" in frozen
+    other = {"params": [nn.Parameter(torch.zeros(2, 9))]}
+    added = later(lambda _, optimizer: optimizer.add_param_group(other))
+    assert "shape [2, 9] that is not the model's" in added
+
+
+def test_an_optimizer_has_one_of_them(replicas):
+    replicas.alone()
+    model, optimizer = build()
+    LocalUpdates(model, optimizer, 4)
+    assert "counted by an outlast.LocalUpdates already" in refused(model, optimizer)
+    LocalUpdates(model, torch.optim.SGD(model.parameters()), 4)
+
+
+def test_replicas_of_several_ranks_resume_where_they_were(replicas):
+    replicas.alone()
+    state = LocalUpdates(*build(), 4).state_dict()
+    four = {"rank": 2, "world_size": 4, "replicas": [0, 2]}
+    eight = {"rank": 2, "world_size": 8, "replicas": [2, 6]}
+    for then, now in ((four, eight), (four, {**four, "replicas": [2, 3]}), (four, None)):
+        local = LocalUpdates(*build(), 4)
+        local._place = now or local._place
+        with pytest.raises(StateMismatch, match="resume on the same ranks") as no:
+            local.load_state_dict({**state, "place": then})
+        assert "\n" not in str(no.value)
+    local = LocalUpdates(*build(), 4)
+    local._place = dict(four)
+    local.load_state_dict({**state, "place": four})
 
 
 @pytest.mark.parametrize(

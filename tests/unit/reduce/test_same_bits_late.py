@@ -15,6 +15,7 @@ from outlast.data.order import ranges_of
 from outlast.errors import ConfigError
 from outlast.reduce import losses
 from outlast.reduce.exchange import Fold, ReductionPlan
+from outlast.reduce.parts import rescale
 
 
 class Stops:
@@ -144,3 +145,14 @@ def test_counts_of_other_workers_than_there_are_get_one_line():
     given_out = Shards(batch().parts[:2], of=4, first=0, position=0, counts=(2, 2))
     with pytest.raises(ConfigError, match="shared out to 2 workers, and there are 1"):
         model.shards(given_out)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
+def test_what_is_left_out_overflows_no_narrow_sum(dtype):
+    """4 · 20,000 is no number of fp16, and 26,667 is."""
+    result = torch.tensor([20_000.0, -3.0, 0.1]).to(dtype)
+    wanted = (result.to(torch.float64) * 4 / 3).to(dtype)
+    rescale(result, 4, 3)
+    assert result.dtype == dtype
+    assert result.isfinite().all()
+    torch.testing.assert_close(result, wanted, rtol=1e-6 if dtype == torch.float32 else 0, atol=0)

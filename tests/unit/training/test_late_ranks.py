@@ -147,8 +147,61 @@ def test_all_change_their_loaders_alike_and_rank_0_writes_it(fleet):
     assert not said
 
 
-def test_batches_of_another_loader_by_hand_or_of_a_void_step_count_for_nothing(fleet, monkeypatch):
+class Lagging(late._HeardRows):
+    """As on a GPU: what is read is a step old."""
+
+    def __init__(self):
+        super().__init__()
+        self.before = []
+
+    def read(self, rows):
+        found, self.before = self.before, rows.tolist()
+        return found
+
+
+@pytest.mark.parametrize("passed_over", [(0, 0, 0), (2, 2, 2), (0, 3, 1)])
+def test_on_a_gpu_shares_change_where_nobody_has_loaded_yet(fleet, monkeypatch, passed_over):
+    """Whatever was loaded since the numbers that were read, also by one worker alone."""
+    monkeypatch.setattr(late, "_HeardRows", Lagging)
+    workers, said, _ = fleet(*map(Worker, range(WORLD)))
+    workers[1].watch.cost_s = 2.5
+    for _ in range(ENOUGH):
+        go(workers)
+    for worker, num in zip(workers, passed_over, strict=True):
+        for _ in range(num):
+            next(worker.batches)
+    loaded = max(worker.loader.loaded_to for worker in workers) + BATCH  # one more is due
+    go(workers)
+    assert workers[0].ledger.lines[0][1]["counts"] == [3, 1, 2]
+    for worker in workers:
+        assert worker.loader.loaded_to <= loaded
+        assert worker.loader._shares.at(loaded - BATCH) == ()
+        assert worker.loader._shares.at(loaded) == (3, 1, 2)
+    assert not said
+
+
+def test_where_a_worker_has_no_loader_any_more_nobody_changes_anything(fleet, monkeypatch):
+    monkeypatch.setattr(late, "_HeardRows", Lagging)
     workers, _, _ = fleet(*map(Worker, range(WORLD)))
+    workers[1].watch.cost_s = 2.5
+    for _ in range(ENOUGH):
+        go(workers)
+    batches = [next(worker.batches) for worker in workers]
+    for worker, batch in zip(workers, batches, strict=True):
+        worker.make(batch)
+    rows = [worker.late.words() for worker in workers]
+    rows[2] = [3.0, 1.5, *[0.0] * 4]
+    for worker in workers:
+        worker.late.heard(torch.tensor(rows, dtype=torch.float64))
+    assert not workers[0].ledger.lines
+    assert all(worker.loader.has_usual_shares for worker in workers)
+    for _ in range(2 * ENOUGH):
+        go(workers)
+    assert workers[0].ledger.lines[0][1]["counts"] == [3, 1, 2]
+
+
+def test_batches_of_another_loader_by_hand_or_of_a_void_step_count_for_nothing(fleet, monkeypatch):
+    workers, said, _ = fleet(*map(Worker, range(WORLD)))
     others = [iter(loader_of(rank)) for rank in range(WORLD)]
     for worker in workers:
         worker.watch.cost_s = 9.0 if worker is workers[1] else 1.0
@@ -166,6 +219,8 @@ def test_batches_of_another_loader_by_hand_or_of_a_void_step_count_for_nothing(f
     for _ in range(ENOUGH):
         go(workers)
     assert workers[0].ledger.lines[0][1]["late"] == [1]
+    (told,) = said
+    assert "Shards are made by hand" in told
 
 
 def test_each_loader_has_costs_of_its_own(fleet):

@@ -439,8 +439,9 @@ def _sample_lines(verdict: SampleVerdict, manifest: Manifest) -> list[str]:
             f"{units.count(one.samples, 'sample')} ({ids})"
         )
     if verdict.num_dropped:
-        steps = sorted({one.step for one in verdict.dropped})
-        of_steps = f"step {steps[0]:,}" if steps[0] == steps[-1] else f"steps from {steps[0]:,} on"
+        first = min(one.step for one in verdict.dropped)
+        last = max(one.last_step for one in verdict.dropped)
+        of_steps = f"step {first:,}" if first == last else f"steps from {first:,} on"
         lines.append(
             f"  dropped, as workers.late has it: {units.count(verdict.num_dropped, 'sample')} of "
             f"late workers came in their turn and are in no sum ({of_steps})"
