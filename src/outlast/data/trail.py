@@ -219,9 +219,7 @@ class Finding(msgspec.Struct, kw_only=True, frozen=True):
 
 
 class Dropped(msgspec.Struct, kw_only=True, frozen=True):
-    """Samples that were handed out to a worker that was late, and are in no step's sum.
-
-    A run of steps in which the same places of the batch were left out.
+    """Samples that a late worker had and that are in no sum: the same places in a run of steps.
 
     Attributes:
         step: number of the first step, from 1.
@@ -263,9 +261,8 @@ class SampleRecord(msgspec.Struct, kw_only=True):
     def drop(self, one: Dropped) -> None:
         """Note samples of a step that is complete."""
         last = self.dropped[-1] if self.dropped else None
-        if last is not None and (last.last_step + 1, last.offset, last.num) == (
-            *(one.step, one.offset, one.num),
-        ):
+        goes_on = (one.step, one.offset, one.num)
+        if last is not None and (last.last_step + 1, last.offset, last.num) == goes_on:
             longer = msgspec.structs.replace(last, last_step=one.last_step)
             self.dropped = [*self.dropped[:-1], longer]
         elif len(self.dropped) < DROPPED_MAX:
