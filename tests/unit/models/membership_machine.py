@@ -250,10 +250,12 @@ class Memberships(RuleBasedStateMachine):
             assert self.written.setdefault(number, term) == term, f"claim {number} is anew"
         whole = self.trains()
         now_s = self.world.now_s
-        *older, _ = sorted(whole, key=self.is_newer) if whole else [None]
+        in_order = sorted(whole, key=self.is_newer)
+        older = in_order[:-1]
         self.twice = {key: s for key, s in self.twice.items() if key in older}
-        for key in older:
-            if not self.can_look(whole[key]):
+        for place, key in enumerate(older, 1):
+            newer = {one: whole[one] for one in in_order[place:]}
+            if not (self.can_look(whole[key]) and self.is_seen(newer, by=whole[key])):
                 self.twice[key] = now_s  # from here on, it may see that it was passed over
             since_s = self.twice.setdefault(key, now_s)
             assert now_s - since_s <= NOTICED_S, f"{key} trains beside {list(whole)}"
@@ -262,6 +264,22 @@ class Memberships(RuleBasedStateMachine):
         """Of two with one number the one that has claimed it counts."""
         number, term = key
         return number, claimed(self.world.storage, number).term == term
+
+    def is_seen(self, newer, *, by):
+        """Whether one of these attempts can be known to ``by``, an older one's members.
+
+        A majority that is cut off from storage goes on without a claim, and can commit nothing. To
+        who is cut off from it as well it is not there, until it has claimed its number.
+        """
+        return any(
+            claimed(self.world.storage, number).term == term
+            or any(
+                frozenset((one.process.host, other.process.host)) not in self.world.cuts
+                for one in members.values()
+                for other in by.values()
+            )
+            for (number, term), members in newer.items()
+        )
 
     def can_look(self, members):
         """Whether a coordinator is there that can look at storage: the first member's agent."""

@@ -26,3 +26,20 @@ def test_where_all_machines_are_needed_they_come_together_again(count, side):
         model.holds()
     finally:
         model.teardown()
+
+
+def test_a_majority_without_storage_is_unknown_to_who_is_cut_off_from_it():
+    """It has claimed nothing; once all reach each other, there is one attempt."""
+    model = Memberships()
+    try:
+        model.begins(seed=3413, count=2, least=1)
+        model.splits(side={"c", "e"}, storage="in")
+        model.workers_fail(host="a")
+        model.comes(host="e", rate=0.9)
+        model.time_goes_by(seconds=35.0)
+        assert len(model.trains()) == 2
+        model.all_trouble_heals()
+        model.holds()
+        assert len(model.trains()) == 1
+    finally:
+        model.teardown()
