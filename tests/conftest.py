@@ -6,12 +6,20 @@ import signal
 
 import pytest
 from hypothesis import settings
+from hypothesis.internal.conjecture import providers
 
-from thorough import SEED, examples
+from thorough import ALL, SEED, examples
 
 # A loaded machine takes longer for an example than any limit that would find a slow one.
 settings.register_profile("outlast", examples(100), deadline=None)
 settings.load_profile("outlast")
+
+# Hypothesis also draws the numbers and words that stand in whatever modules of ours are loaded. So
+# what a property test tries would depend on the tests that ran before it in its process, and change
+# with any constant anywhere: a rare fault would be found by chance, and not be found again.
+if not ALL:
+    _NO_CONSTANTS = providers.Constants()
+    providers._get_local_constants = lambda: _NO_CONSTANTS
 
 # What a shell starts behind "&" ignores what a keyboard sends, and so would all that a test starts.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
