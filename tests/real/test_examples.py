@@ -161,7 +161,7 @@ def test_a_notebook_goes_on(floor, tmp_path):
 def test_each_is_short_and_has_its_pair():
     paths = sorted(path for path in EXAMPLES.iterdir() if path.suffix in (".py", ".ipynb"))
     assert [path.name for path in paths] == sorted(path.name for path in PLAIN.iterdir())
-    assert len(paths) == 10
+    assert len(paths) == 11
     for path in paths:
         for one in (path, PLAIN / path.name):
             if one.suffix == ".py":

@@ -375,6 +375,7 @@ class Footing(Nothing):
         self.streams = Streams(self.link)
         self.afresh = Afresh(objects, self.link)
         self.ending = Ending()
+        self.late = types.SimpleNamespace(loop=lambda *_: contextlib.nullcontext())
 
 
 class Books(Nothing):
