@@ -64,11 +64,11 @@ class CleanedSlices(Slices):
         self._missing = missing
 
     def __getitem__(self, span):
-        position, *rest = span  # a sample keeps the random numbers that belong to its place
+        position = span.position  # a sample keeps the random numbers that belong to its place
         for first, last in self._missing:
             if position >= (first - 1) * GLOBAL_BATCH:
                 position += (last - first + 1) * GLOBAL_BATCH
-        return super().__getitem__((position, *rest))
+        return super().__getitem__(span._replace(position=position))
 
 
 def parse():
